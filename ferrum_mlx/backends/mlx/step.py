@@ -1,0 +1,116 @@
+"""One step's metadata, built once and read by every layer.
+
+Rows are packed: row t of a step is one token of one sequence, whatever its kind. Decode rows come
+first, so that they can attend together; a chunk or a verify item is a segment of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from ferrum_mlx.executor import UnifiedBatch, UnifiedItem
+from ferrum_mlx.kv.manager import KVManager
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows start … end - 1 of a step: consecutive tokens of one sequence from `pos_offset` on."""
+
+    cache_id: int
+    start: int
+    end: int
+    pos_offset: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def context_len(self) -> int:
+        """Keys that the last row attends to, its own included."""
+        return self.pos_offset + self.num_rows
+
+    def first_key(self, window: int | None) -> int:
+        """First position that any row attends to."""
+        return 0 if window is None else max(0, self.pos_offset - window + 1)
+
+
+class Step:
+    """Arrays are numpy int32; T is the number of rows, R the number that reach the output head."""
+
+    def __init__(self, batch: UnifiedBatch, kv: KVManager) -> None:
+        self._kv = kv
+        order = sorted(range(len(batch.items)), key=lambda i: len(batch.items[i].q_tokens) > 1)
+        self.segments: list[Segment] = []
+        self.items: list[UnifiedItem] = []  # in row order
+        rows: list[int] = []
+        start = 0
+        for item in (batch.items[i] for i in order):
+            end = start + len(item.q_tokens)
+            self.segments.append(Segment(item.cache_id, start, end, item.pos_offset))
+            self.items.append(item)
+            rows += range(end - item.num_rows_out, end)
+            start = end
+        self._order = order
+        self.num_tokens = start
+        self.num_decodes = sum(segment.num_rows == 1 for segment in self.segments)
+        self.rows = np.array(rows, dtype=np.int32)  # [R]
+        self._slots: dict[int, np.ndarray] = {}
+        self._key_slots: dict[tuple[int, int, int], np.ndarray] = {}
+
+    def in_batch_order(self, by_row: Sequence[T]) -> list[T]:
+        """Undo the row order: entry i of the result belongs to item i of the batch."""
+        ranked = sorted(zip(self._order, by_row, strict=True), key=lambda pair: pair[0])
+        return [value for _, value in ranked]
+
+    @cached_property
+    def token_ids(self) -> np.ndarray:
+        """[T]"""
+        return np.array([t for item in self.items for t in item.q_tokens], dtype=np.int32)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """[T], absolute in each sequence."""
+        return np.concatenate([np.arange(s.pos_offset, s.context_len, dtype=np.int32) for s in self.segments])
+
+    def slots(self, group: int) -> np.ndarray:
+        """[T]: where each row's K and V go."""
+        if group not in self._slots:
+            self._slots[group] = np.concatenate(
+                [self.key_slots(s, group, s.pos_offset) for s in self.segments]
+            )
+        return self._slots[group]
+
+    def key_slots(self, segment: Segment, group: int, first: int) -> np.ndarray:
+        """[context_len - first]: slots of positions first … context_len - 1."""
+        key = (segment.cache_id, group, first)
+        if key not in self._key_slots:
+            self._key_slots[key] = self._kv.slot_mapping(segment.cache_id, group, first, segment.context_len)
+        return self._key_slots[key]
+
+
+def as_run(slots: np.ndarray) -> slice | None:
+    """The slots as one slice, if they are consecutive: read and written without a gather."""
+    if len(slots) and slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return None
+
+
+def window_of(*windows: int | None) -> int | None:
+    """The narrowest of several windows."""
+    return min((w for w in windows if w is not None), default=None)
+
+
+def visible(segment: Segment, first: int, window: int | None) -> np.ndarray:
+    """[rows, context_len - first] bool: which keys each row of a segment attends to."""
+    queries = np.arange(segment.pos_offset, segment.context_len)[:, None]
+    keys = np.arange(first, segment.context_len)[None]
+    mask = keys <= queries
+    return mask if window is None else mask & (keys > queries - window)

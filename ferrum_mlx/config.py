@@ -1,0 +1,65 @@
+"""What a user may set about an engine, checked once, where it enters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum_mlx.errors import UsageError
+
+BACKENDS = ("auto", "mlx", "torch", "fake")
+NUMERICS = ("exact", "fast")
+DEFAULT_CONTEXT = 4096  # tokens a request may hold unless --max-model-len says otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; picklable, so that it can cross to a child process.
+
+    Attributes:
+        model: catalogue alias, hub repository id, folder, or .gguf file; "" is the default model.
+        backend: one of BACKENDS.
+        numerics: "exact" takes one matmul route whatever the number of rows; "fast" may round
+            differently by shape.
+        device: "" for the backend's own choice, else "cpu" or "gpu".
+        kv_memory: bytes for the KV pools; None sizes them from measured free memory.
+        max_model_len: longest sequence (prompt + output) in tokens; None takes the smaller of
+            the model's own limit and DEFAULT_CONTEXT.
+        block_size: tokens a KV block.
+        max_num_batched_tokens: token budget of one step.
+        max_prefill_chunk: most prompt tokens of one request in a step.
+        max_num_seqs: requests running at once.
+        offline: never touch the network.
+    """
+
+    model: str = ""
+    backend: str = "auto"
+    numerics: str = "fast"
+    device: str = ""
+    kv_memory: int | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    max_num_batched_tokens: int = 512
+    max_prefill_chunk: int = 512
+    max_num_seqs: int = 64
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("backend", self.backend, BACKENDS)
+        _one_of("numerics", self.numerics, NUMERICS)
+        _one_of("device", self.device, ("", "cpu", "gpu"))
+        for name in ("block_size", "max_num_batched_tokens", "max_prefill_chunk", "max_num_seqs"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("kv_memory", "max_model_len"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(repr(a) for a in allowed if a)
+        raise UsageError(f"{name} is {value!r}", f"allowed: {choices}")
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} is {value!r}", "allowed: a whole number of at least 1")

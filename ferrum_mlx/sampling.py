@@ -1,0 +1,59 @@
+"""How a request's tokens are chosen and when it ends. Plain data; each backend's sampler obeys it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ferrum_mlx.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The names follow vLLM's class of the same name.
+
+    Attributes:
+        max_tokens: most output tokens; None is as many as the context leaves.
+        temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens whose probability reaches it, 0 < top_p <= 1.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        seed: noise is a pure function of (seed, output position); None draws a fresh seed.
+        stop: texts at which the output ends; they are not part of it.
+        ignore_eos: go on past the model's end-of-sequence tokens (benchmarks).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        else:
+            object.__setattr__(self, "stop", tuple(self.stop))
+        if self.max_tokens is not None and not _whole(self.max_tokens, 1):
+            raise UsageError(f"max_tokens is {self.max_tokens!r}", "allowed: a whole number of at least 1")
+        if not _number(self.temperature) or not 0 <= self.temperature <= 100:
+            raise UsageError(f"temperature is {self.temperature!r}", "allowed: 0 (greedy) to 100")
+        if not _number(self.top_p) or not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p is {self.top_p!r}", "allowed: above 0, at most 1 (1 keeps every token)")
+        if not _whole(self.top_k, 0):
+            raise UsageError(
+                f"top_k is {self.top_k!r}", "allowed: a whole number of at least 0 (0 keeps every token)"
+            )
+        if self.seed is not None and not (_whole(self.seed, 0) and self.seed < 2**64):
+            raise UsageError(f"seed is {self.seed!r}", "allowed: a whole number from 0 to 2^64 - 1")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise UsageError(f"stop is {self.stop!r}", "allowed: texts of at least one character")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

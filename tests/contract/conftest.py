@@ -1,0 +1,94 @@
+"""The executors that the contract suite runs over: every backend, tiny and quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ferrum_mlx.backends.base import PagedExecutor
+from ferrum_mlx.backends.fake import FakeExecutor
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.executor import ModelInfo
+
+Build = Callable[..., PagedExecutor]
+
+
+def tiny_config(**settings: int) -> EngineConfig:
+    defaults = {"block_size": 4, "max_model_len": 64, "max_num_batched_tokens": 96, "max_num_seqs": 8}
+    return EngineConfig(**(defaults | settings))
+
+
+def _fake(config: EngineConfig, blocks: int) -> PagedExecutor:
+    from dataclasses import replace
+
+    return FakeExecutor(replace(config, kv_memory=blocks * config.block_size * 4))
+
+
+def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
+    from dataclasses import replace
+
+    import mlx.core as mx
+    from mlx_lm.models.llama import Model, ModelArgs
+
+    from ferrum_mlx.backends.mlx.executor import MLXExecutor
+
+    mx.set_default_device(mx.cpu)
+    mx.disable_compile()
+    mx.random.seed(1)
+    args = ModelArgs(
+        model_type="llama",
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        vocab_size=258,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    model = Model(args)
+    model.apply(lambda array: array * 3)  # larger logits than a fresh model's: greedy ids that vary
+    info = ModelInfo(
+        model_id="tiny",
+        model_type="llama",
+        num_parameters=0,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=258,
+        max_sequence_length=64,
+        dtype="float32",
+        device="cpu",
+    )
+    block_bytes = 2 * 2 * 2 * 8 * 4 * config.block_size  # K and V, layers, kv_heads, head_dim, float32
+    sized = replace(config, kv_memory=(blocks + 1) * block_bytes)
+    return MLXExecutor(model, info, sized, host=host, free_memory=2**30)
+
+
+BACKENDS = {
+    "fake": _fake,
+    "mlx": lambda config, blocks: _mlx(config, blocks, host=False),
+    "mlx-host": lambda config, blocks: _mlx(config, blocks, host=True),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def build(request: pytest.FixtureRequest) -> Build:
+    """Makes an executor of the backend under test, with a pool of 40 blocks unless told otherwise."""
+
+    def make(blocks: int = 40, **settings: int) -> PagedExecutor:
+        executor = BACKENDS[request.param](tiny_config(**settings), blocks)
+        executor.prepare_startup()
+        return executor
+
+    return make
+
+
+@pytest.fixture
+def executor(build: Build) -> PagedExecutor:
+    return build()

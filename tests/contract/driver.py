@@ -1,0 +1,60 @@
+"""A few moves on an executor, in the order the contract asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferrum_mlx.executor import (
+    Admitted,
+    ItemResult,
+    KvSlotRequest,
+    LogitsPolicy,
+    ModelExecutor,
+    RowSampling,
+    UnifiedItem,
+)
+
+_names = iter(range(10**9))
+
+
+def admit(executor: ModelExecutor, prompt: Sequence[int]) -> int:
+    admission = executor.try_admit_prefill(f"r{next(_names)}", prompt)
+    assert isinstance(admission, Admitted), admission
+    return admission.cache_id
+
+
+def item(cache_id: int, tokens: Sequence[int], start: int, **fields: object) -> UnifiedItem:
+    return UnifiedItem(cache_id=cache_id, q_tokens=tuple(tokens), pos_offset=start, **fields)  # type: ignore[arg-type]
+
+
+def run(executor: ModelExecutor, *items: UnifiedItem) -> list[ItemResult]:
+    executor.reserve_kv_slots([KvSlotRequest(i.cache_id, i.pos_offset + len(i.q_tokens)) for i in items])
+    return executor.batch_prefill(items)
+
+
+def generate(
+    executor: ModelExecutor,
+    prompt: Sequence[int],
+    count: int,
+    chunk: int = 1000,
+    sampling: RowSampling | None = None,
+) -> list[int]:
+    """Prefill in chunks, decode one at a time, free; returns `count` ids."""
+    sampling = sampling or RowSampling()
+    cache_id = admit(executor, prompt)
+    known, start, output = list(prompt), 0, []
+    while len(output) < count:
+        end = min(start + chunk, len(known))
+        final = end == len(known)
+        result = run(
+            executor,
+            item(cache_id, known[start:end], start, is_final_chunk=final, sampling=sampling.at(len(output))),
+        )[0]
+        start = end
+        output += result.token_ids
+        known += result.token_ids
+    executor.complete_cache(cache_id)
+    return output
+
+
+FULL = LogitsPolicy.FULL
