@@ -1,0 +1,101 @@
+"""`ferrum-mlx models`: the catalogue, and what of it lies on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from ferrum_mlx import hub
+from ferrum_mlx.cli.narrate import say
+from ferrum_mlx.errors import UsageError
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(short_help="List, download and remove models.")
+def models() -> None:
+    """List, download, describe and remove models.
+
+    MODEL is a catalogue alias or a hub repository (owner/name).
+    """
+
+
+@models.command("list")
+@_as_json
+def list_(as_json: bool) -> None:
+    """The catalogue, and which of it is on this machine."""
+    found = hub.list_models()
+    if as_json:
+        click.echo(json.dumps([_facts(status) for status in found], ensure_ascii=False))
+        return
+    rows = [("", "name", "here", "licence", "title")]
+    for status in found:
+        card = status.card
+        here = "-" if status.size is None else _megabytes(status.size)
+        mark = "*" if card and card.default else ""
+        rows.append((mark, status.name, here, card.licence if card else "", card.title if card else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@models.command()
+@click.argument("model", default="")
+@click.option("--offline", is_flag=True, hidden=True)
+def pull(model: str, offline: bool) -> None:
+    """Download MODEL (the default model if none is named) and check it; a cached one is checked again."""
+    if offline:
+        raise UsageError("models pull --offline", "a download needs the network", "drop --offline")
+    resolved = hub.pull(model, progress=True)
+    say(f"{resolved.name} from {resolved.source} is complete")
+    click.echo(resolved.path)
+
+
+@models.command()
+@click.argument("model")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm(model: str, yes: bool) -> None:
+    """Delete the downloads of MODEL."""
+    status = hub.info(model)
+    if not yes and status.size is not None:
+        click.confirm(f"Delete {status.name} ({_megabytes(status.size)})?", abort=True, err=True)
+    freed = hub.remove(model)
+    say(f"{status.name} is deleted, {_megabytes(freed)} are free again")
+
+
+@models.command()
+@click.argument("model", default="")
+@_as_json
+def info(model: str, as_json: bool) -> None:
+    """What is known of MODEL (the default model if none is named)."""
+    facts = _facts(hub.info(model))
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        click.echo(f"{name:<{width}}  {'-' if value is None else value}")
+
+
+def _facts(status: hub.ModelStatus) -> dict[str, Any]:
+    card = status.card
+    return {
+        "name": status.name,
+        "title": card.title if card else None,
+        "default": bool(card and card.default),
+        "licence": card.licence if card else None,
+        "family": card.family if card else None,
+        "context": card.context if card else None,
+        "verified": bool(card and card.verified),
+        "cached": status.path is not None,
+        "path": str(status.path) if status.path else None,
+        "size": status.size,
+        "revision": status.revision or None,
+        "source": status.source,
+    }
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

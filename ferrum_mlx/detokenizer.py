@@ -1,0 +1,111 @@
+"""Token ids to text as they arrive, and stop strings in that text. Plain Python, flat cost a token.
+
+The pieces of a detokenizer's output joined equal the decode of all ids at once, byte for byte.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+
+class Detokenizer(Protocol):
+    """The text of one generation, piece by piece."""
+
+    def add(self, token_id: int) -> str:
+        """The text that is certain now that `token_id` follows; may be empty."""
+
+    def finish(self) -> str:
+        """The text still held back; call once, after the last id."""
+
+
+class ByteLevelDetokenizer:
+    """For vocabularies in which a token is a run of bytes, whatever its neighbours.
+
+    Args:
+        token_bytes: the bytes of an id, empty for one that is not shown.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token_id: int) -> str:
+        return self._decoder.decode(self._token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For all other vocabularies: decodes only the ids since the last text shown and those just before.
+
+    Args:
+        decode: ids -> text.
+        skipped: ids that are not shown.
+        byte_ids: ids that stand for one byte each; how a run of them decodes is known only at its end.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], skipped: frozenset[int], byte_ids: frozenset[int]
+    ) -> None:
+        self._decode, self._skipped, self._byte_ids = decode, skipped, byte_ids
+        self._shown: list[int] = []  # context: decoders treat the first token of a text differently
+        self._pending: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        self._pending.append(token_id)
+        return "" if token_id in self._byte_ids else self._advance(final=False)
+
+    def finish(self) -> str:
+        return self._advance(final=True) if self._pending else ""
+
+    def _advance(self, *, final: bool) -> str:
+        text = self._decode(self._shown + self._pending)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and not final:  # perhaps half a character
+            return ""
+        before = len(self._decode(self._shown)) if self._shown else 0
+        if len(text) > before or self._shown:
+            self._shown, self._pending = self._pending, []
+        return text[before:]
+
+
+class StopStrings:
+    """Cuts a stream of text at the first stop string that is complete, however the text is cut up.
+
+    Of two that become complete with the same character, the longer one counts.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._stopped = False
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """(text to show, whether a stop string was met); holds back what may become a stop string."""
+        if self._stopped:
+            return "", True
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._stopped, self._held = True, ""
+            return text[: min(found)[1]], True
+        cut = len(text) - self._overhang(text)
+        self._held = text[cut:]
+        return text[:cut], False
+
+    def finish(self) -> str:
+        """The text still held back, once no more will come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _overhang(self, text: str) -> int:
+        """Length of the longest end of `text` that a stop string begins with."""
+        longest = max((len(stop) for stop in self._stops), default=0)
+        for length in range(min(len(text), longest - 1), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,47 @@
+"""Where files are kept, whether they are sound, and what a disk's refusal means in words."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+from ferrum_mlx.errors import DownloadError
+
+_DISK_REFUSALS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EACCES: "it cannot be written",
+    errno.EPERM: "it cannot be written",
+    errno.EROFS: "it is on a read-only disk",
+    errno.ENOENT: "it cannot be made",
+    errno.ENOTDIR: "it is no folder",
+    errno.EEXIST: "a file is where a folder should be",
+}
+
+
+def cache_dir() -> Path:
+    """The folder of this program's downloads: $FERRUM_CACHE, else the platform's cache folder."""
+    if named := os.environ.get("FERRUM_CACHE"):
+        return Path(named).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ferrum-mlx", appauthor=False)
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal, of a whole file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def disk_error(error: BaseException, folder: Path) -> DownloadError | None:
+    """A refusal by the disk as one line; None for any other error."""
+    reason = _DISK_REFUSALS.get(error.errno or 0) if isinstance(error, OSError) else None
+    if reason is None:
+        return None
+    return DownloadError(
+        f"cannot write to {folder}: {reason}",
+        next_step="make room or choose another folder with FERRUM_CACHE (hub models: HF_HOME)",
+    )

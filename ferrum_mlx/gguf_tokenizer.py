@@ -1,0 +1,170 @@
+"""A transformers tokenizer out of a GGUF's metadata; what cannot be built exactly is refused by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
+from ferrum_mlx.gguf import GGUFFile
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
+
+_GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+# tokenizer.ggml.pre -> patterns, applied in order: each isolates its matches within what the last one left
+_SPLITS = {
+    "gpt-2": [_GPT2_SPLIT],
+    "smollm": [r"\p{N}", _GPT2_SPLIT],
+    "llama-bpe": [_LLAMA3_SPLIT],
+    "qwen2": [_QWEN2_SPLIT],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]"],
+}
+_ADDS_BOS = {"llama-bpe"}  # where the file does not say
+_WHOLE_WORDS_FIRST = {"llama-bpe"}  # a piece that is a token stays whole, whatever the merges
+_NFC = {"qwen2"}
+
+
+def build_tokenizer(gguf: GGUFFile) -> PreTrainedTokenizerBase:
+    """The tokenizer, special tokens and chat template a GGUF describes.
+
+    Raises:
+        UnsupportedModelError: a kind or pre-tokenizer not known here.
+        ModelFileError: lists that are missing or contradict each other.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kind = gguf.get("tokenizer.ggml.model", str)
+    tokens = _texts(gguf, "tokens")
+    if kind == "gpt2":
+        backend = _byte_level(gguf, tokens)
+    elif kind == "llama":
+        backend = _sentencepiece(gguf, tokens)
+    else:
+        raise UnsupportedModelError(f"{gguf.path}: tokenizer {kind!r}", "supported in GGUF: 'gpt2', 'llama'")
+    _add_tokens(gguf, tokens, backend)
+    special = {
+        f"{role}_token": token
+        for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (token := _special_token(gguf, tokens, key)) is not None
+    }
+    _add_bos_and_eos(gguf, backend, kind, special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=gguf.metadata.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
+
+
+def _byte_level(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pre = gguf.get("tokenizer.ggml.pre", str)
+    if pre not in _SPLITS:
+        supported = ", ".join(sorted(_SPLITS))
+        raise UnsupportedModelError(
+            f"{gguf.path}: pre-tokenizer {pre!r}",
+            f"supported in GGUF: {supported}",
+            "use the model's safetensors folder or hub repository",
+        )
+    merges = []
+    for merge in _texts(gguf, "merges"):
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            raise ModelFileError(f"{gguf.path}: {merge!r} is no merge of two tokens")
+        merges.append((left, right))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    try:
+        model = models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST)
+    except Exception as error:  # the library raises bare Exception
+        raise ModelFileError(f"{gguf.path}: tokens and merges do not fit together: {error}") from error
+    backend = Tokenizer(model)
+    if pre in _NFC:
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
+    """SentencePiece's BPE: the pair whose piece has the highest score merges first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = gguf.metadata.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelFileError(f"{gguf.path}: tokenizer.ggml.scores does not give a score for each token")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    pairs = [
+        (-float(scores[i]), token[:cut], token[cut:])
+        for i, token in enumerate(tokens)
+        for cut in range(1, len(token))
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+    merges = [(left, right) for _, left, right in sorted(pairs, key=lambda pair: pair[0])]
+    unknown = _special_token(gguf, tokens, "unknown")
+    backend = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = gguf.get("tokenizer.ggml.add_space_prefix", bool, True)
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return backend
+
+
+def _add_tokens(gguf: GGUFFile, tokens: list[str], backend: Tokenizer) -> None:
+    """Tokens that are matched whole in the text; the control ones are not shown."""
+    from tokenizers import AddedToken
+
+    types = gguf.metadata.get("tokenizer.ggml.token_type", [])
+    for token, token_type in zip(tokens, types, strict=False):
+        if token_type in (_UNKNOWN, _CONTROL):
+            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif token_type == _USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False, special=False)])
+
+
+def _add_bos_and_eos(gguf: GGUFFile, backend: Tokenizer, kind: str, special: dict[str, str]) -> None:
+    from tokenizers import processors
+
+    adds_bos = kind == "llama" or gguf.metadata.get("tokenizer.ggml.pre") in _ADDS_BOS
+    wanted = {
+        "bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, adds_bos),
+        "eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
+    }
+    put = {role: special[role] for role in wanted if wanted[role] and role in special}
+    if put:
+        template = " ".join(part for part in (put.get("bos_token"), "$A", put.get("eos_token")) if part)
+        ids = [(token, backend.token_to_id(token)) for token in put.values()]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+
+
+def _texts(gguf: GGUFFile, key: str) -> list[str]:
+    values = gguf.get(f"tokenizer.ggml.{key}", list)
+    if len(set(values)) != len(values):
+        raise ModelFileError(f"{gguf.path}: tokenizer.ggml.{key} names an entry twice")
+    rows = gguf.tensors.get("token_embd.weight")
+    if key == "tokens" and rows is not None and len(values) > rows.shape[0]:
+        raise ModelFileError(f"{gguf.path}: {len(values)} tokens, but embeddings for {rows.shape[0]}")
+    return values
+
+
+def _special_token(gguf: GGUFFile, tokens: list[str], key: str) -> str | None:
+    name = f"tokenizer.ggml.{key}_token_id"
+    if name not in gguf.metadata:
+        return None
+    token_id = gguf.get(name, int)
+    if not 0 <= token_id < len(tokens):
+        raise ModelFileError(f"{gguf.path}: {name} is {token_id}", f"there are {len(tokens)} tokens")
+    return tokens[token_id]

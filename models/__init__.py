@@ -1,0 +1,1 @@
+"""The model catalogue: one TOML card per model, data only."""

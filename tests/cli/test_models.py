@@ -1,0 +1,120 @@
+"""`ferrum-mlx models`: what it prints where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ferrum_mlx.catalog import ResolvedModel, cards
+from ferrum_mlx.cli.models import models
+from ferrum_mlx.errors import FerrumError
+
+REPO = "tiny/model"
+
+
+def run(*args: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(models, list(args), input=answer)
+
+
+def command(*args: str) -> subprocess.CompletedProcess[str]:
+    """The whole program, in a process of its own."""
+    program = "import sys; from ferrum_mlx.cli.main import main; sys.argv[0] = 'ferrum-mlx'; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "models", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+
+
+def test_list_names_every_card_and_marks_the_default(private_cache: Path) -> None:
+    result = run("list")
+    assert result.exit_code == 0
+    head, *rows = result.stdout.splitlines()
+    assert head.split() == ["name", "here", "licence", "title"]
+    assert [row.lstrip("* ").split()[0] for row in rows] == list(cards())
+    assert [row.startswith("*") for row in rows] == [True] + [False] * (len(rows) - 1)
+    assert all(" - " in row for row in rows)
+
+
+def test_list_json(private_cache: Path) -> None:
+    entries = json.loads(run("list", "--json").stdout)
+    assert [entry["name"] for entry in entries] == list(cards())
+    assert {entry["cached"] for entry in entries} == {False}
+    assert [entry["verified"] for entry in entries if entry["default"]] == [True]
+
+
+def test_pull_info_rm(fake_hub: Any) -> None:
+    pulled = run("pull", REPO)
+    assert pulled.exit_code == 0
+    path = Path(pulled.stdout.strip())
+    assert (path / "config.json").exists()
+    assert f"fetching {REPO} from hub {REPO}@main" in pulled.stderr
+
+    info = json.loads(run("info", REPO, "--json").stdout)
+    assert (info["cached"], info["path"], info["revision"]) == (True, str(path), fake_hub.REVISION)
+    assert info["size"] == sum(file.stat().st_size for file in path.iterdir())
+    assert f"path      {path}" in run("info", REPO).stdout
+    assert any(entry["name"] == REPO for entry in json.loads(run("list", "--json").stdout))
+
+    kept = run("rm", REPO, answer="n\n")
+    assert kept.exit_code == 1
+    assert path.exists()
+    assert "Delete" in kept.stderr
+    assert kept.stdout == ""
+    assert run("rm", REPO, answer="y\n").exit_code == 0
+    assert not path.exists()
+
+
+def test_rm_yes_does_not_ask(fake_hub: Any) -> None:
+    run("pull", REPO)
+    removed = run("rm", REPO, "--yes")
+    assert removed.exit_code == 0
+    assert "0.1 MB are free again" in removed.stderr
+    assert isinstance(run("rm", REPO, "--yes").exception, FerrumError)
+
+
+def test_the_default_model_is_meant_where_none_is_named(
+    smollm2: ResolvedModel, empty_hub_cache: None
+) -> None:
+    assert Path(run("pull").stdout.strip()) == smollm2.path
+    assert json.loads(run("info", "--json").stdout)["name"] == smollm2.name
+
+
+def test_a_process_of_its_own_uses_the_hub_of_the_environment(fake_hub: Any) -> None:
+    done = command("pull", REPO)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).name == fake_hub.REVISION
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "%" not in done.stderr  # no progress bar where nobody sees one
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("pull", "--offline"), 2, "drop --offline"),
+        (("pull", "no-such-model"), 1, "'no-such-model'"),
+        (("pull", "tiny/other"), 1, "no repository tiny/other"),
+        (("pull", "./none.gguf"), 1, "none.gguf"),
+        (("pull", "."), 1, "no complete model"),
+        (("rm", "qwen3-0.6b", "--yes"), 1, "not on this machine"),
+        (("rm",), 2, "MODEL"),
+        (("info", "no-such-model"), 1, "smollm2-135m"),
+    ],
+)
+def test_mistakes_are_one_line(args: tuple[str, ...], code: int, said: str, fake_hub: Any) -> None:
+    done = command(*args)
+    assert done.returncode == code
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert said in last
+    assert last.startswith("ferrum-mlx: ")
+    assert "Traceback" not in done.stderr
