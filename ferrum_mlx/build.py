@@ -55,7 +55,8 @@ def build_engine(config: EngineConfig, narrate: Callable[[str], None] = lambda w
     from ferrum_mlx.tokenizer import load_tokenizer
 
     codec = load_tokenizer(resolved)
-    executor, notes = build_executor(resolved, config, narrate)
+    executor, route, notes = build_executor(resolved, config, narrate)
+    reason = f"{reason}; {route}; numerics {config.numerics}"
     return Engine(executor, codec, config, backend=backend, backend_reason=reason, notes=notes)
 
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx_lm.models.base as mlx_lm_base
 import numpy as np
 
-from ferrum_mlx.backends.mlx.step import Segment, Step, as_run, visible, window_of
+from ferrum_mlx.backends.mlx.step import Segment, Step, visible, window_of
 from ferrum_mlx.errors import UnsupportedModelError
 
 _original_attention = mlx_lm_base.scaled_dot_product_attention
@@ -149,8 +149,7 @@ class PoolStorage:
         return [self.keys, self.values]
 
     def write(self, step: Step, keys: mx.array, values: mx.array) -> None:
-        slots = step.slots(self._group)
-        where = as_run(slots) or mx.array(slots)
+        where = step.once(("device slots", self._group), lambda: _to_device(step.slots(self._group)))
         self.keys[where] = keys.squeeze(2)
         self.values[where] = values.squeeze(2)
 
@@ -158,53 +157,45 @@ class PoolStorage:
         self, step: Step, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
     ) -> mx.array:
         out = []
-        if step.num_decodes:
-            out.append(self._decodes(step, queries[: step.num_decodes], window, scale, sinks))
-        for segment in step.segments[step.num_decodes :]:
-            rows = queries[segment.start : segment.end].transpose(2, 1, 0, 3)  # [1, heads, rows, head_dim]
-            first = segment.first_key(window)
-            slots = step.key_slots(segment, self._group, first)
-            mask = _chunk_mask(segment, first, window)
-            result = self._sdpa(rows, slots[None], scale, mask, sinks)
-            out.append(result.transpose(2, 1, 0, 3))
+        for start, end, where, mask in step.once(
+            ("reads", self._group, window), lambda: self._reads(step, window)
+        ):
+            keys, values = self.keys[where], self.values[where]
+            rows = queries[start:end]  # [rows, heads, 1, head_dim]
+            if chunk := keys.ndim == 3:  # one sequence's rows: [1, heads, rows, head_dim]
+                rows, keys, values = rows.transpose(2, 1, 0, 3), keys[None], values[None]
+            result = mx.fast.scaled_dot_product_attention(
+                rows, keys.swapaxes(1, 2), values.swapaxes(1, 2), scale=scale, mask=mask, sinks=sinks
+            )
+            out.append(result.transpose(2, 1, 0, 3) if chunk else result)
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
-    def _decodes(
-        self, step: Step, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
-    ) -> mx.array:
-        """One row a sequence: key slots padded to the longest, [n, longest], and a mask over the padding."""
-        rows = [
-            step.key_slots(s, self._group, s.first_key(window)) for s in step.segments[: step.num_decodes]
-        ]
-        longest = max(len(row) for row in rows)
-        slots = np.zeros((len(rows), longest), dtype=np.int32)
-        for i, row in enumerate(rows):
-            slots[i, : len(row)] = row
-        lengths = np.array([len(row) for row in rows])
-        ragged = bool((lengths < longest).any())
-        mask = mx.array(np.arange(longest)[None] < lengths[:, None])[:, None, None] if ragged else None
-        return self._sdpa(queries, slots, scale, mask, sinks)
-
-    def _sdpa(
-        self,
-        queries: mx.array,
-        slots: np.ndarray,
-        scale: float,
-        mask: mx.array | str | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        """queries [n, heads, rows, head_dim] over keys at slots [n, length]."""
-        run = as_run(slots[0]) if len(slots) == 1 else None
-        where = run or mx.array(slots)
-        keys, values = self.keys[where], self.values[where]
-        if run:
-            keys, values = keys[None], values[None]
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys.swapaxes(1, 2), values.swapaxes(1, 2), scale=scale, mask=mask, sinks=sinks
-        )
+    def _reads(self, step: Step, window: int | None) -> list[_Read]:
+        """(first row, end row, key slots, mask): the decode rows together, then each longer segment."""
+        reads: list[_Read] = []
+        alone = step.num_decodes == 1  # reads a slice where its blocks are consecutive
+        if step.num_decodes > 1:
+            slots, lengths = step.decode_slots(self._group, window)
+            padded = np.arange(slots.shape[1])[None] >= lengths[:, None]
+            mask = mx.array(~padded)[:, None, None] if padded.any() else None
+            reads.append((0, step.num_decodes, mx.array(slots), mask))
+        for segment in step.segments[0 if alone else step.num_decodes :]:
+            first = segment.first_key(window)
+            where = _to_device(step.key_slots(segment, self._group, first))
+            reads.append((segment.start, segment.end, where, _mask(segment, first, window)))
+        return reads
 
 
-def _chunk_mask(segment: Segment, first: int, window: int | None) -> mx.array | str:
+_Read = tuple[int, int, slice | mx.array, mx.array | str | None]
+
+
+def _to_device(slots: slice | np.ndarray) -> slice | mx.array:
+    return slots if isinstance(slots, slice) else mx.array(slots)
+
+
+def _mask(segment: Segment, first: int, window: int | None) -> mx.array | str | None:
+    if segment.num_rows == 1:
+        return None
     if window is None or segment.context_len - first <= window:
         return "causal"
     return mx.array(visible(segment, first, window))

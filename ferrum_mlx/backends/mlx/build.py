@@ -18,14 +18,18 @@ from ferrum_mlx.executor import ModelInfo
 
 def build_executor(
     resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str], None]
-) -> tuple[MLXExecutor, list[str]]:
-    """The executor, ready to serve, and the notes a user must see."""
+) -> tuple[MLXExecutor, str, list[str]]:
+    """The executor, ready to serve; how matmuls are done and why; the notes a user must see."""
     device = devices.select(config.device)
     notes: list[str] = []
     model, model_config = load_model(resolved, quantized=not device.host)
     quantization = _quantization(model_config)
     if device.host and (note := devices.to_float32(model)):
         notes.append(note)
+    if config.numerics == "exact" and not device.host:
+        notes.append(
+            "--numerics exact holds on the CPU only: Metal's kernels round a row by the shape it is in"
+        )
     narrate("reading the weights")
     mx.eval(model.parameters())
     info = model_info(resolved, model, model_config, device.name, quantization)
@@ -33,7 +37,7 @@ def build_executor(
     executor = MLXExecutor(model, info, config, host=device.host, free_memory=free)
     narrate("checking that paged attention is exact for this model")
     executor.prepare_startup()
-    return executor, notes + executor.notes
+    return executor, device.route, notes + executor.notes
 
 
 def model_info(

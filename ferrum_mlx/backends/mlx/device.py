@@ -78,7 +78,7 @@ def to_float32(model: nn.Module) -> str | None:
 
 
 def parameter_arrays(model: nn.Module) -> list[mx.array]:
-    return [leaf for _, leaf in tree_flatten(model.parameters()) if isinstance(leaf, mx.array)]
+    return [leaf[1] for leaf in tree_flatten(model.parameters()) if isinstance(leaf[1], mx.array)]
 
 
 def num_parameters(model: nn.Module) -> int:

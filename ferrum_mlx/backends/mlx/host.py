@@ -7,11 +7,13 @@ changing the class of the leaf modules, as quantizing does; the model classes st
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ferrum_mlx.backends.mlx.step import Step, as_run, visible
+from ferrum_mlx.backends.mlx.step import Segment, Step, visible
 
 GEMM_ROWS = 8  # OpenBLAS rounds a row alike in any matrix of at least this many rows
 
@@ -77,8 +79,7 @@ class HostStorage:
         return []
 
     def write(self, step: Step, keys: mx.array, values: mx.array) -> None:
-        slots = step.slots(self._group)
-        where = as_run(slots) or slots
+        where = step.slots(self._group)
         self.keys[where] = np.asarray(keys)[:, :, 0]
         self.values[where] = np.asarray(values)[:, :, 0]
 
@@ -90,20 +91,23 @@ class HostStorage:
         out = np.empty((*rows.shape[:2], self.values.shape[-1]), dtype=np.float32)
         for segment in step.segments:
             first = segment.first_key(window)
-            slots = step.key_slots(segment, self._group, first)
-            where = as_run(slots) or slots
-            mask = visible(segment, first, window) if segment.num_rows > 1 else None
+            where = step.key_slots(segment, self._group, first)
+            hidden = step.once(("hidden", segment, window), partial(_hidden, segment, first, window))
             out[segment.start : segment.end] = attention(
-                rows[segment.start : segment.end], self.keys[where], self.values[where], mask, sink
+                rows[segment.start : segment.end], self.keys[where], self.values[where], hidden, sink
             )
         return mx.array(out[:, :, None])
+
+
+def _hidden(segment: Segment, first: int, window: int | None) -> np.ndarray | None:
+    return None if segment.num_rows == 1 else ~visible(segment, first, window)
 
 
 def attention(
     queries: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
-    mask: np.ndarray | None,
+    hidden: np.ndarray | None,
     sinks: np.ndarray | None,
 ) -> np.ndarray:
     """softmax(q · k) · v of one sequence.
@@ -111,7 +115,7 @@ def attention(
     Args:
         queries: [rows, heads, head_dim], already scaled; heads is a multiple of kv_heads.
         keys, values: [length, kv_heads, head_dim or value_dim].
-        mask: [rows, length] bool, True where a row sees a key; None sees all.
+        hidden: [rows, length] bool, True where a row does not see a key; None sees all.
         sinks: [heads], one logit a head that takes part in the softmax without a value.
 
     Returns:
@@ -121,12 +125,12 @@ def attention(
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
     by_head = queries.reshape(rows, kv_heads, groups, head_dim).transpose(1, 2, 0, 3)
-    scores = by_head.reshape(kv_heads, groups * rows, head_dim) @ keys.transpose(
-        1, 2, 0
-    )  # [kv_heads, groups · rows, length]
-    if mask is not None:
-        by_row = scores.reshape(kv_heads, groups, rows, -1)
-        np.copyto(by_row, -np.inf, where=~mask)
+    keys_by_head = keys.transpose(1, 2, 0)
+    scores = (
+        by_head.reshape(kv_heads, groups * rows, head_dim) @ keys_by_head
+    )  # [kv_heads, groups·rows, length]
+    if hidden is not None:
+        np.copyto(scores.reshape(kv_heads, groups, rows, -1), -np.inf, where=hidden)
     top = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
         sink = np.repeat(sinks.reshape(kv_heads, groups), rows, axis=1)[..., None]
@@ -136,6 +140,6 @@ def attention(
     total = scores.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total += np.exp(sink - top)
-    out: np.ndarray = scores @ values.transpose(1, 0, 2)  # [kv_heads, groups · rows, value_dim]
+    out: np.ndarray = scores @ values.transpose(1, 0, 2)  # [kv_heads, groups·rows, value_dim]
     out /= total
     return out.reshape(kv_heads, groups, rows, -1).transpose(2, 0, 1, 3).reshape(rows, heads, -1)

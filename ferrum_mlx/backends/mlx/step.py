@@ -6,17 +6,17 @@ first, so that they can attend together; a chunk or a verify item is a segment o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ferrum_mlx.executor import UnifiedBatch, UnifiedItem
 from ferrum_mlx.kv.manager import KVManager
 
-T = TypeVar("T")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,9 @@ class Step:
         self.num_tokens = start
         self.num_decodes = sum(segment.num_rows == 1 for segment in self.segments)
         self.rows = np.array(rows, dtype=np.int32)  # [R]
-        self._slots: dict[int, np.ndarray] = {}
-        self._key_slots: dict[tuple[int, int, int], np.ndarray] = {}
+        self._made: dict[Hashable, Any] = {}
 
-    def in_batch_order(self, by_row: Sequence[T]) -> list[T]:
+    def in_batch_order(self, by_row: Sequence[V]) -> list[V]:
         """Undo the row order: entry i of the result belongs to item i of the batch."""
         ranked = sorted(zip(self._order, by_row, strict=True), key=lambda pair: pair[0])
         return [value for _, value in ranked]
@@ -80,27 +79,44 @@ class Step:
         """[T], absolute in each sequence."""
         return np.concatenate([np.arange(s.pos_offset, s.context_len, dtype=np.int32) for s in self.segments])
 
-    def slots(self, group: int) -> np.ndarray:
-        """[T]: where each row's K and V go."""
-        if group not in self._slots:
-            self._slots[group] = np.concatenate(
-                [self.key_slots(s, group, s.pos_offset) for s in self.segments]
-            )
-        return self._slots[group]
+    def slots(self, group: int) -> slice | np.ndarray:
+        """[T]: where each row's K and V go, as a slice if the slots are consecutive."""
+        return self.once(("slots", group), lambda: _as_run(self._row_slots(group)))
 
-    def key_slots(self, segment: Segment, group: int, first: int) -> np.ndarray:
-        """[context_len - first]: slots of positions first … context_len - 1."""
-        key = (segment.cache_id, group, first)
-        if key not in self._key_slots:
-            self._key_slots[key] = self._kv.slot_mapping(segment.cache_id, group, first, segment.context_len)
-        return self._key_slots[key]
+    def key_slots(self, segment: Segment, group: int, first: int) -> slice | np.ndarray:
+        """[context_len - first]: where the K and V of positions first … context_len - 1 are."""
+        return self.once(
+            ("keys", segment.cache_id, group, first), lambda: _as_run(self._at(segment, group, first))
+        )
+
+    def decode_slots(self, group: int, window: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Key slots of the decode rows, padded with the null block's, [n, longest]; their lengths, [n]."""
+        decodes = self.segments[: self.num_decodes]
+        rows = [self._at(segment, group, segment.first_key(window)) for segment in decodes]
+        lengths = np.array([len(row) for row in rows])
+        slots = np.zeros((len(rows), lengths.max()), dtype=np.int32)
+        for i, row in enumerate(rows):
+            slots[i, : len(row)] = row
+        return slots, lengths
+
+    def once(self, key: Hashable, make: Callable[[], V]) -> V:
+        """make()'s value, made by the first layer that asks and kept for the others."""
+        if key not in self._made:
+            self._made[key] = make()
+        value: V = self._made[key]
+        return value
+
+    def _row_slots(self, group: int) -> np.ndarray:
+        return np.concatenate([self._at(segment, group, segment.pos_offset) for segment in self.segments])
+
+    def _at(self, segment: Segment, group: int, first: int) -> np.ndarray:
+        return self._kv.slot_mapping(segment.cache_id, group, first, segment.context_len)
 
 
-def as_run(slots: np.ndarray) -> slice | None:
-    """The slots as one slice, if they are consecutive: read and written without a gather."""
+def _as_run(slots: np.ndarray) -> slice | np.ndarray:
     if len(slots) and slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
         return slice(int(slots[0]), int(slots[-1]) + 1)
-    return None
+    return slots
 
 
 def window_of(*windows: int | None) -> int | None:

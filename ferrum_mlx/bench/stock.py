@@ -1,0 +1,98 @@
+"""`python -m ferrum_mlx.bench.stock`: this engine beside stock mlx-lm on this machine, in one run.
+
+Both get the same float32 weights of the default model and the same prompt, each in a process of its
+own, one after the other and alternating, so that drift of a shared machine hits both. mlx-lm runs as
+it is installed; that is what the ratio is against. Ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from time import perf_counter
+
+import click
+
+PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
+Figures = dict[str, float]
+
+
+@click.command(help="Time to first token and decode speed of ferrum-mlx ÷ stock mlx-lm, in pairs.")
+@click.option("--pairs", default=3, type=click.IntRange(1), help="Pairs of runs.")
+@click.option("--tokens", default=48, type=click.IntRange(2), help="Output tokens a run.")
+@click.option("--side", type=click.Choice(["ferrum", "mlx-lm"]), hidden=True, help="One run, in this process.")
+def main(pairs: int, tokens: int, side: str | None) -> None:
+    if side:
+        click.echo(json.dumps(_ferrum(tokens) if side == "ferrum" else _mlx_lm(tokens)))
+        return
+    runs: list[tuple[Figures, Figures]] = []
+    for pair in range(pairs):
+        ours, theirs = _run("ferrum", tokens), _run("mlx-lm", tokens)
+        if ours.pop("ids") != theirs.pop("ids"):
+            raise click.ClickException("the two gave different token ids: nothing here can be compared")
+        runs.append((ours, theirs))
+        click.echo(f"pair {pair + 1}: {_line('ferrum-mlx', ours)}; {_line('mlx-lm', theirs)}")
+    decode = [ours["decode_tps"] / theirs["decode_tps"] for ours, theirs in runs]
+    ttft = [theirs["ttft_s"] / ours["ttft_s"] for ours, theirs in runs]
+    click.echo(f"decode: {_ratio(decode)} times mlx-lm's speed; first token: {_ratio(ttft)} times sooner")
+    click.echo(json.dumps({"decode_ratio": decode, "ttft_ratio": ttft}))
+
+
+def _run(side: str, tokens: int) -> Figures:
+    command = [sys.executable, "-m", "ferrum_mlx.bench.stock", "--side", side, "--tokens", str(tokens)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise click.ClickException(f"the run of {side} failed: {done.stderr.strip().splitlines()[-1]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def _line(name: str, run: Figures) -> str:
+    return f"{name} {run['decode_tps']:.1f} tok/s, first token after {run['ttft_s']:.2f} s"
+
+
+def _ratio(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def _ferrum(tokens: int) -> dict[str, object]:
+    from ferrum_mlx.llm import LLM
+    from ferrum_mlx.sampling import SamplingParams
+
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    conversation = [{"role": "user", "content": PROMPT}]
+    with LLM() as llm:
+        llm.chat(conversation, SamplingParams(max_tokens=2))  # warm-up
+        (output,) = llm.chat(conversation, params)
+    timings = output.timings
+    return {"ttft_s": timings.ttft_s, "decode_tps": timings.decode_tps, "ids": list(output.token_ids)}
+
+
+def _mlx_lm(tokens: int) -> dict[str, object]:
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+
+    from ferrum_mlx import hub
+    from ferrum_mlx.backends.mlx.loader import load_model
+    from ferrum_mlx.tokenizer import load_tokenizer
+
+    resolved = hub.resolve("")
+    model, _ = load_model(resolved)
+    mx.eval(model.parameters())
+    prompt = mx.array(load_tokenizer(resolved).encode_chat([{"role": "user", "content": PROMPT}]))
+    next(generate_step(prompt[:4], model, max_tokens=1))  # warm-up
+    started, times, ids = perf_counter(), [], []
+    for token, _ in generate_step(prompt, model, max_tokens=tokens):
+        ids.append(int(token))
+        times.append(perf_counter())
+    return {
+        "ttft_s": times[0] - started,
+        "decode_tps": (len(times) - 1) / (times[-1] - times[0]),
+        "ids": ids,
+    }
+
+
+if __name__ == "__main__":
+    main()
