@@ -51,6 +51,9 @@ class PagedStorage(Protocol):
         """queries [T, heads, 1, head_dim] → [T, heads, 1, value_dim]."""
         ...
 
+    @property
+    def dtype(self) -> mx.Dtype: ...
+
     def arrays(self) -> list[mx.array]:
         """The lazily written pools, to be evaluated with the step."""
         ...
@@ -76,6 +79,12 @@ class PagedLayer:
         return self, self
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> PagedMask:
+        if window_size and self._window and window_size > self._window:
+            raise UnsupportedModelError(
+                f"the model masks {window_size} tokens where its cache keeps {self._window}",
+                "mlx-lm itself then gives other results for other chunks",
+                "choose another model",
+            )
         return PagedMask(window_of(window_size, self._window))
 
     def attend(self, queries: mx.array, scale: float, mask: object, sinks: mx.array | None) -> mx.array:
@@ -86,6 +95,16 @@ class PagedLayer:
         assert self._context.step is not None
         window = window_of(self._window, mask.window if mask else None)
         return self.storage.attend(self._context.step, queries, window, scale, sinks)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.storage.dtype
+
+    def astype(self, dtype: mx.Dtype) -> PagedLayer:
+        """Some models widen keys before attention; the pool can only agree."""
+        if dtype != self.dtype:
+            raise UnsupportedModelError(f"the model wants its {self.dtype} keys and values as {dtype}")
+        return self
 
     def is_trimmable(self) -> bool:
         return True
@@ -140,6 +159,10 @@ class PoolStorage:
         self._group = group
         self.keys = mx.zeros((num_slots, *key_shape), dtype)
         self.values = mx.zeros((num_slots, *value_shape), dtype)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.keys.dtype
 
     @property
     def nbytes(self) -> int:

@@ -72,6 +72,10 @@ class HostStorage:
         self.values = np.zeros((num_slots, *value_shape), dtype=np.float32)
 
     @property
+    def dtype(self) -> mx.Dtype:
+        return mx.float32
+
+    @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 

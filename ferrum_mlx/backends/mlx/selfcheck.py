@@ -1,7 +1,7 @@
 """Before the first request: does this model, paged and packed, compute what it computes alone?
 
-Two sequences share a step, one of them in two chunks; their logits are compared with the model's own
-on each sequence alone. A model that fails is refused: no architecture is trusted by its name.
+Two sequences share a step, one of them in two chunks and a decode row; their logits are compared with
+the model's own on each sequence alone. A model that fails is refused: no architecture is trusted by its name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ def check(executor: ModelExecutor) -> None:
     try:
         expected = [executor.forward(prompt)[-1] for prompt in prompts]
         results = _run(executor, prompts, caches)
+    except UnsupportedModelError as error:  # out of a layer, which does not know the type
+        raise UnsupportedModelError(f"{model_type}: {error.what}", error.allowed, error.next_step) from error
     except FerrumError:
         raise
     except Exception as error:  # whatever an architecture does with cache objects it does not expect
         raise UnsupportedModelError(
-            f"{model_type} cannot be driven through paged attention: {type(error).__name__}: {error}",
+            f"{model_type} cannot be driven through paged attention: {_first_line(error)}",
             next_step="choose another model",
         ) from error
     finally:
@@ -35,6 +37,10 @@ def check(executor: ModelExecutor) -> None:
             executor.release_cache(cache_id)
     for want, got in zip(expected, results, strict=True):
         _compare(model_type, executor.info.dtype, want, got.logits)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _run(executor: ModelExecutor, prompts: list[list[int]], caches: list[int]) -> list[ItemResult]:
@@ -50,7 +56,9 @@ def _run(executor: ModelExecutor, prompts: list[list[int]], caches: list[int]) -
         _final(caches[1], short, 0),
     ]
     done = executor.batch_prefill(first)[1]
-    return [executor.batch_prefill([_final(caches[0], long, 4)])[0], done]
+    second = UnifiedItem(cache_id=caches[0], q_tokens=tuple(long[4:-1]), pos_offset=4, is_final_chunk=False)
+    executor.batch_prefill([second])
+    return [executor.prefill(_final(caches[0], long, len(long) - 1)), done]
 
 
 def _final(cache_id: int, prompt: list[int], start: int) -> UnifiedItem:
