@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,6 +11,11 @@ from ferrum_mlx import hub
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
+
+# Read when numpy's OpenBLAS is loaded, so set before the first backend is. By default its threads spin
+# for some 2^26 cycles after each matmul, which starves everything else on a busy machine, this engine
+# included; bench/NOTES.md has the figures.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def choose_backend(wanted: str) -> tuple[str, str]:

@@ -47,11 +47,13 @@ class EngineConfig:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("device", self.device, ("", "cpu", "gpu"))
-        for name in ("block_size", "max_num_batched_tokens", "max_prefill_chunk", "max_num_seqs"):
-            _at_least_one(name, getattr(self, name))
-        for name in ("kv_memory", "max_model_len"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+        for name in ("block_size", "max_prefill_chunk", "max_num_seqs"):
+            _at_least(1, name, getattr(self, name))
+        _at_least(8, "max_num_batched_tokens", self.max_num_batched_tokens)  # the load-time check's step
+        if self.kv_memory is not None:
+            _at_least(1, "kv_memory", self.kv_memory)
+        if self.max_model_len is not None:
+            _at_least(16, "max_model_len", self.max_model_len)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -60,6 +62,6 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"{name} is {value!r}", f"allowed: {choices}")
 
 
-def _at_least_one(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} is {value!r}", "allowed: a whole number of at least 1")
+def _at_least(least: int, name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} is {value!r}", f"allowed: a whole number of at least {least}")

@@ -55,8 +55,8 @@ class Engine:
                 raise UsageError(f"request {command.request_id!r} is running already")
             request = self._request(command)
             stream = OutputStream(request, self._codec, arrived)
-        except FerrumError as error:
-            self._events.append(Failed(command.request_id, error))
+        except Exception as error:  # a tokenizer or a template raises what it likes
+            self._events.append(Failed(command.request_id, _failure("the prompt", error)))
         else:
             self._streams[command.request_id] = stream
             self._scheduler.add(request)
@@ -65,10 +65,12 @@ class Engine:
         """End a request, whatever its state; its blocks are free at once. Unknown ids are over already."""
         stream = self._streams.get(request_id)
         if stream is not None:
-            tail = stream.flush()
-            if tail:
-                self._events.append(Delta(request_id, tail, ()))
-            self._events.append(self._finish(stream, "abort"))
+            try:
+                if tail := stream.flush():
+                    self._events.append(Delta(request_id, tail, ()))
+                self._events.append(self._finish(stream, "abort"))
+            except Exception as error:
+                self._events.append(self._fail(stream.request, _failure("the output", error)))
 
     def has_work(self) -> bool:
         return self._scheduler.has_work() or bool(self._events)
@@ -91,7 +93,10 @@ class Engine:
         now = perf_counter()
         decodes = sum(s.num_tokens == 1 and bool(s.request.output) for s in plan)
         for scheduled, result in zip(plan, results, strict=True):
-            events += self._commit(scheduled, result, now)
+            try:
+                events += self._commit(scheduled, result, now)
+            except Exception as error:  # this request's text; its neighbours go on
+                events.append(self._fail(scheduled.request, _failure("the output", error)))
         self._steps += 1
         events.append(Stepped(self._stats(plan, decodes, now - started)))
         return events
@@ -154,13 +159,7 @@ class Engine:
         return Failed(request.request_id, error)
 
     def _fail_running(self, error: Exception) -> list[Event]:
-        failure = (
-            error
-            if isinstance(error, FerrumError)
-            else FerrumError(
-                f"the forward failed: {type(error).__name__}: {error}", next_step="send the request again"
-            )
-        )
+        failure = _failure("the forward", error)
         return [self._fail(request, failure) for request in list(self._scheduler.running)]
 
     def _stats(self, plan: Sequence[Scheduled], decodes: int, seconds: float) -> StepStats:
@@ -174,6 +173,13 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             kv=self.executor.kv_capacity_snapshot(),
         )
+
+
+def _failure(what: str, error: Exception) -> FerrumError:
+    if isinstance(error, FerrumError):
+        return error
+    said = " ".join(str(error).split())
+    return FerrumError(f"{what} failed: {type(error).__name__}: {said}", next_step="send the request again")
 
 
 def _item(scheduled: Scheduled) -> UnifiedItem:

@@ -8,6 +8,9 @@ a backend crosses this file.
 The executor owns the KV cache. An engine names a sequence by its `cache_id` alone: it is given by
 `try_admit_prefill`, grows by `reserve_kv_slots`, shrinks by `truncate_kv` and ends with
 `complete_cache` or `release_cache`.
+
+Not yet part of it: prompt logprobs, admission targets, the waiter on the capacity version, LoRA, state
+of recurrent layers, the event sink, and a decode row that names a token still in flight.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class LogitsPolicy(Enum):
 
     SAMPLED = "sampled"
     GREEDY = "greedy"
-    FULL = "full"  # the greedy token and the row's logits
+    FULL = "full"  # the sampled token and the row's logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,13 +202,14 @@ class KvSlotRequest:
 
 @dataclass(frozen=True, slots=True)
 class KvSlotReservation:
-    """What a reservation did; new_blocks is by cache_id, summed over the KV groups."""
+    """What a reservation did; blocks_before and _after are by cache_id, summed over the KV groups."""
 
     block_size: int
     total_blocks: int
     free_blocks_before: int
     free_blocks_after: int
-    new_blocks: dict[int, int]
+    blocks_before: dict[int, int]
+    blocks_after: dict[int, int]
 
 
 class Pending(Protocol):

@@ -14,7 +14,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most output tokens; None is as many as the context leaves.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, and so is anything below 1e-5, as in vLLM.
         top_p: keep the smallest set of tokens whose probability reaches it, 0 < top_p <= 1.
         top_k: keep the k likeliest tokens; 0 keeps all.
         seed: noise is a pure function of (seed, output position); None draws a fresh seed.

@@ -38,12 +38,16 @@ class PagedExecutor(ModelExecutor):
         self._admissions: dict[str, int] = {}  # request_id → cache that no forward has used yet
         self._state = ExecutorState.INITIALIZING
         self._forwards, self._forward_seconds = 0, 0.0
+        self._in_flight = False
 
     # What a backend provides
 
     @abstractmethod
     def _launch(self, batch: UnifiedBatch) -> Pending:
         """Start the forward of a checked batch; its result() returns one ItemResult an item."""
+
+    def _recover(self) -> None:
+        """Make the storage usable again after a forward that failed; what it held is lost."""
 
     @abstractmethod
     def _memory_in_use(self) -> tuple[int, int]:
@@ -64,6 +68,8 @@ class PagedExecutor(ModelExecutor):
         return self.kv.version
 
     def try_admit_prefill(self, request_id: str, prompt: Sequence[int]) -> Admission:
+        if len(self.kv) >= self._max_seqs:
+            return Deferred(shortfall=0)
         if request_id in self._admissions:
             raise ContractError(f"request {request_id} is admitted already")
         ceiling = min(self.max_model_len, self.kv.max_tokens)
@@ -95,6 +101,8 @@ class PagedExecutor(ModelExecutor):
         return self.kv.usage()
 
     def truncate_kv(self, cache_id: int, new_len: int) -> None:
+        if self._in_flight:
+            raise ContractError("a step is in flight", next_step="take its result first")
         self.kv.truncate(cache_id, new_len)
 
     def releasable_blocks(self, cache_id: int) -> int:
@@ -106,7 +114,7 @@ class PagedExecutor(ModelExecutor):
         self.release_cache(cache_id)
 
     def release_cache(self, cache_id: int) -> None:
-        self._forget_admission({cache_id})
+        self._forget_admissions({cache_id})
         self.kv.release(cache_id)
 
     # The forward
@@ -119,12 +127,31 @@ class PagedExecutor(ModelExecutor):
         try:
             pending = self._launch(batch)
         except BaseException:
-            self._state = ExecutorState.ERROR
+            self._fail()
+            raise
+        self._in_flight = True
+        return _InFlight(self, batch, pending, start)
+
+    def _take(self, batch: UnifiedBatch, pending: Pending, start: float) -> list[ItemResult]:
+        """Wait for a step, check that it answers the batch, and only then count its KV as computed."""
+        self._in_flight = False
+        try:
+            results = pending.result()
+            _check_results(batch, results)
+        except BaseException:
+            self._fail()
             raise
         for item in batch.items:
             self.kv.commit(item.cache_id, item.pos_offset + len(item.q_tokens))
-        self._forget_admission({item.cache_id for item in batch.items})
-        return _Timed(self, pending, start)
+        self._forget_admissions({item.cache_id for item in batch.items})
+        self._state = ExecutorState.READY
+        self._forwards += 1
+        self._forward_seconds += perf_counter() - start
+        return results
+
+    def _fail(self) -> None:
+        self._state = ExecutorState.ERROR
+        self._recover()
 
     def status(self) -> ExecutorStatus:
         in_use, peak = self._memory_in_use()
@@ -137,10 +164,12 @@ class PagedExecutor(ModelExecutor):
             kv=self.kv.usage(),
         )
 
-    def _forget_admission(self, used: set[int]) -> None:
+    def _forget_admissions(self, used: set[int]) -> None:
         self._admissions = {r: c for r, c in self._admissions.items() if c not in used}
 
     def _check(self, batch: UnifiedBatch) -> None:
+        if self._in_flight:
+            raise ContractError("a step is in flight", next_step="take its result first")
         if not batch.items:
             raise ContractError("the batch is empty")
         if batch.num_tokens > self._max_tokens:
@@ -168,20 +197,18 @@ class PagedExecutor(ModelExecutor):
         self.kv.check_reserved(item.cache_id, length + len(item.q_tokens))
 
 
-class _Timed:
-    """A pending step that keeps the executor's operation counts."""
+def _check_results(batch: UnifiedBatch, results: list[ItemResult]) -> None:
+    wanted = [(item.cache_id, item.num_rows_out) for item in batch.items]
+    got = [(result.cache_id, len(result.token_ids)) for result in results]
+    if wanted != got:
+        raise ContractError(f"the backend answered (cache, rows) {got}", f"allowed: {wanted}")
 
-    def __init__(self, executor: PagedExecutor, pending: Pending, start: float) -> None:
-        self._executor, self._pending, self._start = executor, pending, start
+
+class _InFlight:
+    """A submitted step; its result can be taken once."""
+
+    def __init__(self, executor: PagedExecutor, batch: UnifiedBatch, pending: Pending, start: float) -> None:
+        self._executor, self._batch, self._pending, self._start = executor, batch, pending, start
 
     def result(self) -> list[ItemResult]:
-        executor = self._executor
-        try:
-            results = self._pending.result()
-        except BaseException:
-            executor._state = ExecutorState.ERROR
-            raise
-        executor._state = ExecutorState.READY
-        executor._forwards += 1
-        executor._forward_seconds += perf_counter() - self._start
-        return results
+        return self._executor._take(self._batch, self._pending, self._start)

@@ -63,7 +63,7 @@ class FakeExecutor(PagedExecutor):
         num_blocks = max(1, kv_memory // (BYTES_PER_TOKEN * config.block_size))
         group = KVGroup(layers=(0,), window=None, bytes_per_token=BYTES_PER_TOKEN)
         super().__init__(
-            KVManager([group], num_blocks, config.block_size),
+            KVManager([group], [num_blocks], config.block_size, config.max_num_batched_tokens),
             max_model_len=max_len,
             max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens,

@@ -22,7 +22,9 @@ Figures = dict[str, float]
 @click.command(help="Time to first token and decode speed of ferrum-mlx ÷ stock mlx-lm, in pairs.")
 @click.option("--pairs", default=3, type=click.IntRange(1), help="Pairs of runs.")
 @click.option("--tokens", default=48, type=click.IntRange(2), help="Output tokens a run.")
-@click.option("--side", type=click.Choice(["ferrum", "mlx-lm"]), hidden=True, help="One run, in this process.")
+@click.option(
+    "--side", type=click.Choice(["ferrum", "mlx-lm"]), hidden=True, help="One run, in this process."
+)
 def main(pairs: int, tokens: int, side: str | None) -> None:
     if side:
         click.echo(json.dumps(_ferrum(tokens) if side == "ferrum" else _mlx_lm(tokens)))

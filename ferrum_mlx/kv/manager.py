@@ -7,6 +7,7 @@ blocks     owned by the sequence; freed by truncate, release, or when a window h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,35 +30,55 @@ class KVGroup:
     window: int | None
     bytes_per_token: int  # K and V of all its layers
 
+    def first_key(self, length: int) -> int:
+        """First position that the next token, at position `length`, still attends to."""
+        return 0 if self.window is None else max(0, length - self.window + 1)
+
+    def window_blocks(self, block_size: int) -> int:
+        """Most blocks that the window of one sequence touches."""
+        assert self.window is not None
+        return -(-self.window // block_size) + 1
+
 
 @dataclass(slots=True)
 class _Sequence:
-    promised_len: int  # admitted for this length; its unallocated blocks are not offered to others
+    promised_len: int
     tables: list[list[int]]  # one append-only block table a group
+    left: list[int]  # by group: leading blocks that the window has left, null in the table
     length: int = 0
+
+    def owned(self, group: int) -> int:
+        return len(self.tables[group]) - self.left[group]
 
 
 class KVManager:
-    def __init__(self, groups: Sequence[KVGroup], num_blocks: int, block_size: int) -> None:
-        """Every group gets a pool of `num_blocks` blocks of `block_size` tokens."""
+    def __init__(
+        self, groups: Sequence[KVGroup], num_blocks: Sequence[int], block_size: int, max_step_tokens: int
+    ) -> None:
+        """num_blocks is by group; max_step_tokens bounds what a step adds to one sequence."""
         self.groups = tuple(groups)
+        self.num_blocks = tuple(num_blocks)
         self.block_size = block_size
-        self.num_blocks = num_blocks
         self.version = 0  # grows whenever blocks are released
-        self._pools = [BlockPool(num_blocks) for _ in self.groups]
+        self._max_step_tokens = max_step_tokens
+        self._pools = [BlockPool(count) for count in num_blocks]
         self._sequences: dict[int, _Sequence] = {}
         self._next_id = 1
 
     # Sequences
 
     def create(self, promised_len: int = 0) -> int:
-        """A new, empty sequence; later admissions leave it the blocks up to `promised_len`."""
+        """A new, empty sequence. `shortfall` counts the blocks up to promised_len as taken; a running
+        sequence may still grow into them, and this one is then the one to be preempted."""
         cache_id, self._next_id = self._next_id, self._next_id + 1
-        self._sequences[cache_id] = _Sequence(promised_len, [[] for _ in self.groups])
+        self._sequences[cache_id] = _Sequence(promised_len, [[] for _ in self.groups], [0] * len(self.groups))
         return cache_id
 
     def __contains__(self, cache_id: int) -> bool:
         return cache_id in self._sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
 
     def length(self, cache_id: int) -> int:
         return self._get(cache_id).length
@@ -98,14 +119,15 @@ class KVManager:
         if not 0 <= new_len <= seq.length:
             raise ContractError(f"cache {cache_id} is truncated to {new_len}", f"allowed: 0 to {seq.length}")
         keep = self._blocks_for(new_len)
-        for group, table in zip(self.groups, seq.tables, strict=True):
-            if NULL_BLOCK in table[self._first_in_window(group, new_len) // self.block_size : keep]:
+        for group, left in zip(self.groups, seq.left, strict=True):
+            if group.first_key(new_len) // self.block_size < min(left, keep):
                 raise ContractError(
                     f"cache {cache_id} is truncated to {new_len}, into blocks its window has left"
                 )
-        for pool, table in zip(self._pools, seq.tables, strict=True):
+        for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
             pool.free(table[keep:])
             del table[keep:]
+            seq.left[g] = min(seq.left[g], keep)
         seq.length = new_len
         self.version += 1
 
@@ -119,7 +141,8 @@ class KVManager:
         self.version += 1
 
     def releasable(self, cache_id: int) -> int:
-        return sum(block != NULL_BLOCK for table in self._get(cache_id).tables for block in table)
+        seq = self._get(cache_id)
+        return sum(map(seq.owned, range(len(self.groups))))
 
     # Capacity
 
@@ -129,12 +152,15 @@ class KVManager:
         for request in requests:
             targets[request.cache_id] = max(request.target_len, targets.get(request.cache_id, 0))
         missing = {cache_id: self._missing(cache_id, target) for cache_id, target in targets.items()}
-        for cache_id in targets:
-            self._free_left_of_window(self._get(cache_id))
-        for pool, counts in zip(self._pools, zip(*missing.values(), strict=True), strict=False):
-            if sum(counts) > pool.num_free:
-                raise CapacityError(sum(counts), pool.num_free)
+        for g, pool in enumerate(self._pools):
+            needed = sum(counts[g] for counts in missing.values())
+            free = pool.num_free + sum(len(self._leaving(self._get(c), g)) for c in targets)
+            if needed > free:
+                raise CapacityError(needed, free)
         before = self.usage().free_blocks
+        owned_before = {cache_id: self.releasable(cache_id) for cache_id in targets}
+        for cache_id in targets:
+            self._free_leaving(self._get(cache_id))
         for cache_id, counts in missing.items():
             for pool, table, count in zip(self._pools, self._get(cache_id).tables, counts, strict=True):
                 table += pool.allocate(count, after=table[-1] if table else NULL_BLOCK)
@@ -144,26 +170,26 @@ class KVManager:
             total_blocks=usage.total_blocks,
             free_blocks_before=before,
             free_blocks_after=usage.free_blocks,
-            new_blocks={cache_id: sum(counts) for cache_id, counts in missing.items()},
+            blocks_before=owned_before,
+            blocks_after={cache_id: self.releasable(cache_id) for cache_id in targets},
         )
 
     def shortfall(self, target_len: int) -> int:
-        """Blocks that a new sequence of this length would find missing, in the fullest group."""
-        needed = self._blocks_for(target_len)
-        for seq in self._sequences.values():
-            shortest = min((len(table) for table in seq.tables), default=0)
-            needed += max(0, self._blocks_for(seq.promised_len) - shortest)
-        return max(0, needed - min((pool.num_free for pool in self._pools), default=needed))
+        """Blocks that a new sequence of this length would find missing, in the fullest pool."""
+        return max(0, *(self._pool_shortfall(g, target_len) for g in range(len(self.groups))))
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens one sequence can hold."""
-        return self.num_blocks * self.block_size
+        """Most tokens one sequence can hold: what the smallest full-attention pool has room for."""
+        pools = zip(self.groups, self._pools, strict=True)
+        return min(
+            (p.num_blocks * self.block_size for g, p in pools if g.window is None), default=sys.maxsize
+        )
 
     def usage(self) -> KVUsage:
         return KVUsage(
             block_size=self.block_size,
-            total_blocks=self.num_blocks * len(self._pools),
+            total_blocks=sum(pool.num_blocks for pool in self._pools),
             used_blocks=sum(pool.num_used for pool in self._pools),
         )
 
@@ -180,6 +206,19 @@ class KVManager:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def _need(self, group: int, length: int) -> int:
+        """Most blocks a sequence holds at once on its way to this length."""
+        window = self.groups[group].window
+        if window is None:
+            return self._blocks_for(length)
+        return self._blocks_for(min(length, window + self._max_step_tokens + self.block_size))
+
+    def _pool_shortfall(self, group: int, target_len: int) -> int:
+        promised = (
+            max(0, self._need(group, s.promised_len) - s.owned(group)) for s in self._sequences.values()
+        )
+        return self._need(group, target_len) + sum(promised) - self._pools[group].num_free
+
     def _reserved(self, seq: _Sequence) -> int:
         return min((len(table) for table in seq.tables), default=0) * self.block_size
 
@@ -193,16 +232,16 @@ class KVManager:
         needed = self._blocks_for(target_len)
         return tuple(max(0, needed - len(table)) for table in self._get(cache_id).tables)
 
-    @staticmethod
-    def _first_in_window(group: KVGroup, length: int) -> int:
-        """First position that the next token (at position `length`) still attends to."""
-        return 0 if group.window is None else max(0, length - group.window + 1)
+    def _leaving(self, seq: _Sequence, group: int) -> range:
+        """Indices into the table of blocks that no later token attends to."""
+        return range(
+            seq.left[group], max(seq.left[group], self.groups[group].first_key(seq.length) // self.block_size)
+        )
 
-    def _free_left_of_window(self, seq: _Sequence) -> None:
-        for pool, group, table in zip(self._pools, self.groups, seq.tables, strict=True):
-            left = [i for i in range(self._first_in_window(group, seq.length) // self.block_size) if table[i]]
-            if left:
-                pool.free(table[i] for i in left)
-                for i in left:
-                    table[i] = NULL_BLOCK
+    def _free_leaving(self, seq: _Sequence) -> None:
+        for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
+            for i in self._leaving(seq, g):
+                pool.free([table[i]])
+                table[i] = NULL_BLOCK
+                seq.left[g] = i + 1
                 self.version += 1

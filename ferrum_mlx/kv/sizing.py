@@ -10,39 +10,76 @@ from ferrum_mlx.errors import UsageError
 from ferrum_mlx.kv.manager import KVGroup
 
 CONTEXTS = 4  # sequences of full length that the default pool holds
+LEAST_TOKENS = 16  # a pool below this cannot even hold the load-time check
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    num_blocks: int  # in each group's pool
+    num_blocks: tuple[int, ...]  # of each group's pool
     notes: tuple[str, ...]
 
 
-def plan_pool(
+def plan_pools(
     groups: Sequence[KVGroup], config: EngineConfig, max_model_len: int, free_memory: int
 ) -> PoolPlan:
-    """min(half of `free_memory`, CONTEXTS × max_model_len tokens), or what config.kv_memory buys.
+    """Room for min(half of `free_memory`, CONTEXTS × max_model_len tokens), or for config.kv_memory.
+
+    Every group's pool holds as many tokens as the others, except that a window group's gets no more
+    than its windows can ever fill; what that saves goes to the others.
 
     Args:
         free_memory: bytes free now, the weights being loaded.
 
     Raises:
-        UsageError: less than one block fits.
+        UsageError: more is asked for than is free, or less than LEAST_TOKENS fit.
     """
-    block_bytes = sum(group.bytes_per_token for group in groups) * config.block_size
-    wanted = -(-CONTEXTS * max_model_len // config.block_size)
-    budget = config.kv_memory if config.kv_memory is not None else free_memory // 2
-    affordable = budget // block_bytes - 1  # one block a pool is the null block
-    num_blocks = affordable if config.kv_memory is not None else min(wanted, affordable)
-    if num_blocks < 1:
+    if config.kv_memory is not None and config.kv_memory > free_memory:
+        raise UsageError(
+            f"--kv-memory is {config.kv_memory:,} bytes",
+            f"allowed: at most {free_memory:,}, what is free now",
+        )
+    block_bytes = [group.bytes_per_token * config.block_size for group in groups]
+    caps = [_most_blocks(group, config, max_model_len) for group in groups]
+    budget = free_memory // 2 if config.kv_memory is None else config.kv_memory
+    blocks = _split(budget - sum(block_bytes), block_bytes, caps)  # every pool has a null block besides
+    tokens = min(blocks) * config.block_size
+    if tokens < LEAST_TOKENS:
+        least = sum(block_bytes) * (1 + -(-LEAST_TOKENS // config.block_size))
         raise UsageError(
             f"the KV pool gets {budget:,} bytes",
-            f"allowed: at least {2 * block_bytes:,} for this model",
+            f"allowed: at least {least:,} for this model",
             "raise --kv-memory, free memory, or take a smaller model",
         )
-    tokens = num_blocks * config.block_size
-    if tokens >= max_model_len:
-        return PoolPlan(num_blocks, ())
-    return PoolPlan(
-        num_blocks, (f"the KV pool holds {tokens:,} tokens, fewer than the context of {max_model_len:,}",)
+    held = min(
+        (n for n, group in zip(blocks, groups, strict=True) if group.window is None), default=min(blocks)
     )
+    if held * config.block_size >= max_model_len:
+        return PoolPlan(tuple(blocks), ())
+    note = (
+        f"the KV pool holds {held * config.block_size:,} tokens, fewer than the context of {max_model_len:,}"
+    )
+    return PoolPlan(tuple(blocks), (note,))
+
+
+def _most_blocks(group: KVGroup, config: EngineConfig, max_model_len: int) -> int | None:
+    """More blocks than this a pool could never use, or is not wanted to by default; None: no limit."""
+    wanted = -(-CONTEXTS * max_model_len // config.block_size) if config.kv_memory is None else None
+    if group.window is None:
+        return wanted
+    a_sequence = group.window_blocks(config.block_size)
+    in_windows = config.max_num_seqs * a_sequence + -(-config.max_num_batched_tokens // config.block_size)
+    return in_windows if wanted is None else min(wanted, in_windows)
+
+
+def _split(budget: int, block_bytes: Sequence[int], caps: Sequence[int | None]) -> list[int]:
+    """Equal numbers of blocks within `budget` bytes, except that nobody gets more than their cap."""
+    blocks = [0] * len(block_bytes)
+    open_groups = set(range(len(block_bytes)))
+    while open_groups:
+        share = max(0, budget // sum(block_bytes[i] for i in open_groups))
+        capped = {i for i in open_groups if (cap := caps[i]) is not None and cap <= share}
+        for i in capped or open_groups:
+            blocks[i] = min(share, caps[i] or share)
+            budget -= blocks[i] * block_bytes[i]
+        open_groups = open_groups - capped if capped else set()
+    return blocks

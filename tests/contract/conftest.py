@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,20 +16,21 @@ from ferrum_mlx.executor import ModelInfo
 Build = Callable[..., PagedExecutor]
 
 
-def tiny_config(**settings: int) -> EngineConfig:
-    defaults = {"block_size": 4, "max_model_len": 64, "max_num_batched_tokens": 96, "max_num_seqs": 8}
+def tiny_config(**settings: Any) -> EngineConfig:
+    defaults: dict[str, Any] = {
+        "block_size": 4,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 96,
+        "max_num_seqs": 8,
+    }
     return EngineConfig(**(defaults | settings))
 
 
 def _fake(config: EngineConfig, blocks: int) -> PagedExecutor:
-    from dataclasses import replace
-
     return FakeExecutor(replace(config, kv_memory=blocks * config.block_size * 4))
 
 
 def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
-    from dataclasses import replace
-
     import mlx.core as mx
     from mlx_lm.models.llama import Model, ModelArgs
 
@@ -46,7 +49,7 @@ def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
         head_dim=8,
         rms_norm_eps=1e-5,
         vocab_size=258,
-        max_position_embeddings=64,
+        max_position_embeddings=2048,
         tie_word_embeddings=True,
     )
     model = Model(args)
@@ -61,7 +64,7 @@ def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
         num_kv_heads=2,
         head_dim=8,
         vocab_size=258,
-        max_sequence_length=64,
+        max_sequence_length=2048,
         dtype="float32",
         device="cpu",
     )

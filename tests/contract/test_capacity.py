@@ -46,7 +46,7 @@ def test_reservation_is_all_or_nothing(build: Build) -> None:
     assert executor.kv_capacity_snapshot().used_blocks == 0
     done = executor.reserve_kv_slots([KvSlotRequest(a, 12), KvSlotRequest(a, 3), KvSlotRequest(b, 4)])
     assert (done.free_blocks_before, done.free_blocks_after) == (4, 0)
-    assert done.new_blocks == {a: 3, b: 1}
+    assert (done.blocks_before, done.blocks_after) == ({a: 0, b: 0}, {a: 3, b: 1})
 
 
 def test_too_long_is_a_typed_error(build: Build) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.errors import ContractError
-from ferrum_mlx.executor import KvSlotRequest, LogitsPolicy, RowSampling
+from ferrum_mlx.executor import KvSlotRequest, LogitsPolicy, RowSampling, UnifiedBatch
 
 from .driver import FULL, admit, generate, item, run
 
@@ -108,28 +108,67 @@ def test_greedy_policy_ignores_temperature(executor: PagedExecutor) -> None:
 
 
 def test_a_batch_that_breaks_the_contract_changes_nothing(executor: PagedExecutor) -> None:
-    cache = admit(executor, PROMPT)
-    executor.reserve_kv_slots([KvSlotRequest(cache, 8)])
+    cache, long = admit(executor, PROMPT), admit(executor, [1] * 60)
+    executor.reserve_kv_slots([KvSlotRequest(cache, 8), KvSlotRequest(long, 60)])
+    other = admit(executor, [1] * 60)
+    executor.reserve_kv_slots([KvSlotRequest(other, 60)])
     bad = {
-        "empty batch": [],
+        "empty": [],
         "no tokens": [item(cache, [], 0)],
-        "hole before it": [item(cache, PROMPT[:2], 1)],
-        "not reserved": [item(cache, PROMPT, 0)],
-        "unknown cache": [item(10**6, PROMPT[:2], 0)],
-        "twice": [item(cache, PROMPT[:1], 0), item(cache, PROMPT[1:2], 1)],
-        "id too large": [item(cache, [executor.info.vocab_size], 0)],
-        "negative id": [item(cache, [-1], 0)],
-        "verify inside the prompt": [item(cache, PROMPT[:2], 0, verify=True, is_final_chunk=False)],
-        "over the step's limit": [item(cache, [1] * 97, 0)],
+        "starts at 1": [item(cache, PROMPT[:2], 1)],
+        "has reserved": [item(cache, PROMPT, 0)],
+        "no cache": [item(10**6, PROMPT[:2], 0)],
+        "twice": [item(cache, PROMPT[:1], 0), item(cache, PROMPT[:1], 0)],
+        "out of range": [item(cache, [executor.info.vocab_size], 0)],
+        "a token id": [item(cache, [-1], 0)],
+        "intermediate": [item(cache, PROMPT[:2], 0, verify=True, is_final_chunk=False)],
+        "120 tokens": [item(long, [1] * 60, 0), item(other, [1] * 60, 0)],
     }
     before = executor.status().forwards
-    for items in bad.values():
-        with pytest.raises(ContractError):
+    for words, items in bad.items():
+        with pytest.raises(ContractError, match=words):
             executor.batch_prefill(items)
     assert executor.status().forwards == before
-    with pytest.raises(ContractError):
+    with pytest.raises(ContractError, match="exactly one token"):
         executor.decode(item(cache, PROMPT[:2], 0))
-    with pytest.raises(ContractError):
+    with pytest.raises(ContractError, match="verify=True"):
         executor.forward_verify(item(cache, PROMPT[:2], 0))
-    executor.release_cache(cache)
+    for wasted in (cache, long, other):
+        executor.release_cache(wasted)
     assert generate(executor, PROMPT, 3) == generate(executor, PROMPT, 3, chunk=2)
+
+
+def test_one_step_is_in_flight_at_most(executor: PagedExecutor) -> None:
+    a, b = admit(executor, PROMPT), admit(executor, OTHER)
+    executor.reserve_kv_slots([KvSlotRequest(a, len(PROMPT)), KvSlotRequest(b, len(OTHER))])
+    pending = executor.submit(UnifiedBatch((item(a, PROMPT, 0),)))
+    with pytest.raises(ContractError, match="in flight"):
+        executor.submit(UnifiedBatch((item(b, OTHER, 0),)))
+    with pytest.raises(ContractError, match="in flight"):
+        executor.truncate_kv(a, 0)
+    assert len(pending.result()) == 1
+    assert executor.prefill(item(b, OTHER, 0)).cache_id == b
+    executor.release_cache(a)
+    executor.release_cache(b)
+
+
+def test_a_forward_that_fails_is_over_and_the_next_one_works(
+    executor: PagedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = generate(executor, PROMPT, 4)
+    cache = admit(executor, PROMPT)
+    executor.reserve_kv_slots([KvSlotRequest(cache, len(PROMPT))])
+    launch = executor._launch
+
+    def fail(batch: UnifiedBatch):
+        launch(batch)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "_launch", fail)
+        with pytest.raises(RuntimeError):
+            executor.prefill(item(cache, PROMPT, 0))
+    assert executor.status().state.value == "error"
+    executor.release_cache(cache)
+    assert generate(executor, PROMPT, 4) == expected
+    assert executor.status().state.value == "ready"

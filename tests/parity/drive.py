@@ -101,6 +101,7 @@ def run_engine(executor: ModelExecutor, config: EngineConfig, new_tokens: int = 
             elif isinstance(event, Stepped):
                 mixed += bool(event.stats.prefill_tokens and event.stats.decode_tokens)
         step += 1
+    assert [len(ids) for ids in outputs] == [new_tokens] * len(outputs)  # an output cut short proves nothing
     return Run(outputs, mixed)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from ferrum_mlx.backends.fake import EOS, FakeCodec, FakeExecutor, scripted
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
-from ferrum_mlx.errors import ContextLengthError, FerrumError, UsageError
+from ferrum_mlx.errors import ContextLengthError, ContractError, FerrumError, UsageError
 from ferrum_mlx.executor import RowSampling, UnifiedBatch
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Stepped, Submit
 from ferrum_mlx.sampling import SamplingParams
@@ -94,7 +95,7 @@ def test_split_characters_arrive_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_prefill_chunk": 3}, {"max_num_batched_tokens": 5, "max_num_seqs": 3}]
+    "settings", [{}, {"max_prefill_chunk": 3}, {"max_num_batched_tokens": 8, "max_num_seqs": 3}]
 )
 def test_together_equals_alone(settings: dict[str, int]) -> None:
     prompts = {f"r{i}": "prompt " * (i % 3) + "x" * (i + 1) for i in range(6)}
@@ -158,8 +159,11 @@ def test_abort_frees_at_once_and_leaves_the_neighbour_alone(steps: int) -> None:
     engine.abort("gone")
     engine.abort("gone")
     engine.abort("never was")
-    neighbours = 0 if steps == 0 else -(-min(9 + 12, 4 * min(steps, 3) + max(0, steps - 3)) // 4)
-    assert engine.executor.kv_capacity_snapshot().used_blocks <= neighbours + 1
+    quiet = make(max_prefill_chunk=4)  # the same without "gone"
+    quiet.submit(Submit("r", "neighbour", SamplingParams(max_tokens=12)))
+    for _ in range(steps):
+        quiet.step()
+    assert engine.executor.kv_capacity_snapshot() == quiet.executor.kv_capacity_snapshot()
     events += drain(engine)
     assert end_of(events, "gone").finish_reason == "abort"
     assert ids_of(events, "r") == expected
@@ -182,6 +186,65 @@ def test_an_exception_in_the_forward_fails_what_runs_and_not_the_engine() -> Non
     assert "RuntimeError: the device is gone" in str(error)
     executor.broken = False
     assert end_of(say(engine, "abc", max_tokens=2), "r").finish_reason == "length"
+
+
+class _Choking(FakeCodec):
+    """A codec that raises what no FerrumError is, on the way in and on the way out."""
+
+    def encode(self, text: str) -> list[int]:
+        if text == "unreadable":
+            raise ValueError("no such text\nat all")
+        return super().encode(text)
+
+    def detokenizer(self):
+        codec, inner = self, super().detokenizer()
+
+        class Detokenizer:
+            def add(self, token: int) -> str:
+                codec.added += 1
+                if codec.added == 4:
+                    raise IndexError("no such token")
+                return inner.add(token)
+
+            def finish(self) -> str:
+                return inner.finish()
+
+        return Detokenizer()
+
+    added = 0
+
+
+def test_a_fault_in_one_request_s_text_leaves_its_neighbours_alone() -> None:
+    config = EngineConfig(block_size=4, max_model_len=64)
+    engine = Engine(FakeExecutor(config), _Choking(), config, backend="fake", backend_reason="test")
+    engine.submit(Submit("bad", "unreadable", SamplingParams()))
+    engine.submit(Submit("worse", None, SamplingParams()))
+    for name in ("a", "b"):
+        engine.submit(Submit(name, "fine", SamplingParams(max_tokens=5, ignore_eos=True)))
+    events = drain(engine)
+    assert str(end_of(events, "bad").error).startswith("the prompt failed: ValueError: no such text at all")
+    assert isinstance(end_of(events, "worse"), Failed)
+    assert isinstance(end_of(events, "b"), Failed)  # the fourth token of all was its second
+    assert ids_of(events, "a") == ids_of(say(make(), "fine", "a", max_tokens=5, ignore_eos=True), "a")
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda r: r[::-1], lambda r: r[:-1], lambda r: [replace(x, token_ids=()) for x in r]]
+)
+def test_results_that_do_not_answer_the_batch_are_refused(wrong) -> None:
+    class Liar(FakeExecutor):
+        def _launch(self, batch: UnifiedBatch):
+            pending = super()._launch(batch)
+            return replace(pending, results=wrong(pending.results))
+
+    config = EngineConfig(block_size=4, max_model_len=64)
+    engine = Engine(Liar(config), FakeCodec(), config, backend="fake", backend_reason="test")
+    for name in ("a", "b"):
+        engine.submit(Submit(name, name * 3, SamplingParams(max_tokens=5)))
+    events = drain(engine)
+    for name in ("a", "b"):
+        assert isinstance(end_of(events, name).error, ContractError)
+        assert ids_of(events, name) == []
 
 
 def test_a_hundred_random_requests_leave_nothing_behind() -> None:

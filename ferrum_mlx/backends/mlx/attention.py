@@ -61,6 +61,9 @@ class PagedStorage(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def reset(self) -> None:
+        """Be usable again after a forward that failed; what was held is lost."""
+
 
 class PagedLayer:
     """The cache object of one layer, in the shape mlx-lm's models expect of a cache."""
@@ -157,12 +160,15 @@ class PoolStorage:
         dtype: mx.Dtype,
     ) -> None:
         self._group = group
-        self.keys = mx.zeros((num_slots, *key_shape), dtype)
-        self.values = mx.zeros((num_slots, *value_shape), dtype)
+        self._shapes, self._dtype = ((num_slots, *key_shape), (num_slots, *value_shape)), dtype
+        self.reset()
+
+    def reset(self) -> None:
+        self.keys, self.values = (mx.zeros(shape, self._dtype) for shape in self._shapes)
 
     @property
     def dtype(self) -> mx.Dtype:
-        return self.keys.dtype
+        return self._dtype
 
     @property
     def nbytes(self) -> int:
@@ -194,19 +200,22 @@ class PoolStorage:
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
     def _reads(self, step: Step, window: int | None) -> list[_Read]:
-        """(first row, end row, key slots, mask): the decode rows together, then each longer segment."""
+        """(first row, end row, key slots, mask): decode rows in buckets, all else by segment."""
         reads: list[_Read] = []
-        alone = step.num_decodes == 1  # reads a slice where its blocks are consecutive
-        if step.num_decodes > 1:
-            slots, lengths = step.decode_slots(self._group, window)
-            padded = np.arange(slots.shape[1])[None] >= lengths[:, None]
-            mask = mx.array(~padded)[:, None, None] if padded.any() else None
-            reads.append((0, step.num_decodes, mx.array(slots), mask))
-        for segment in step.segments[0 if alone else step.num_decodes :]:
+        alone = step.segments[step.num_decodes :]
+        for bucket in step.decode_buckets():
+            if len(bucket) == 1:  # reads a slice where its blocks are consecutive
+                alone = [*bucket, *alone]
+                continue
+            slots, lengths = step.padded_slots(bucket, self._group, window)
+            padding = np.arange(slots.shape[1])[None] >= lengths[:, None]
+            mask = mx.array(~padding)[:, None, None] if padding.any() else None
+            reads.append((bucket[0].start, bucket[-1].end, mx.array(slots), mask))
+        for segment in alone:
             first = segment.first_key(window)
             where = _to_device(step.key_slots(segment, self._group, first))
             reads.append((segment.start, segment.end, where, _mask(segment, first, window)))
-        return reads
+        return sorted(reads, key=lambda read: read[0])
 
 
 _Read = tuple[int, int, slice | mx.array, mx.array | str | None]

@@ -44,7 +44,6 @@ def model_info(
     resolved: ResolvedModel, model: nn.Module, config: dict[str, Any], device: str, quantization: str
 ) -> ModelInfo:
     text = config.get("text_config") or config  # multimodal checkpoints nest it
-    heads = text.get("num_attention_heads", 0)
     dtypes = [a.dtype for a in devices.parameter_arrays(model) if mx.issubdtype(a.dtype, mx.floating)]
     return ModelInfo(
         model_id=resolved.name,
@@ -52,10 +51,10 @@ def model_info(
         num_parameters=devices.num_parameters(model),
         hidden_size=text.get("hidden_size", 0),
         num_layers=len(model.layers),
-        num_heads=heads,
-        num_kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0),
-        vocab_size=text["vocab_size"],
+        num_heads=text.get("num_attention_heads", 0),
+        num_kv_heads=0,  # these three are what the executor finds the model to use
+        head_dim=0,
+        vocab_size=0,
         max_sequence_length=text.get("max_position_embeddings") or 0,
         dtype=str(max(dtypes, key=dtypes.count)).removeprefix("mlx.core."),
         device=device,

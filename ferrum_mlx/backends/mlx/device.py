@@ -31,6 +31,9 @@ class Device:
         return "CPU: numpy's OpenBLAS; the reference BLAS in MLX's wheel for Linux is some 30 times slower"
 
 
+CACHE_LIMIT = 2 << 30  # bytes of freed buffers that MLX keeps; by default it may keep all
+
+
 def select(wanted: str) -> Device:
     """Make MLX's default device the one wanted ("" takes the GPU where there is one)."""
     gpu = mx.metal.is_available()
@@ -39,10 +42,13 @@ def select(wanted: str) -> Device:
             "--device gpu: MLX finds no Metal GPU here", "allowed: --device cpu", "or leave --device away"
         )
     if gpu and wanted != "cpu":
-        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")  # read at MLX's first use of the device
+        # Some GPUs multiply float32 in TF32, which the exactness checks would take for a fault.
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # read at MLX's first use of the device
         mx.set_default_device(mx.gpu)
+        mx.enable_compile()
         info = mx.device_info()
         mx.set_wired_limit(int(info["max_recommended_working_set_size"]))
+        mx.set_cache_limit(CACHE_LIMIT)
         return Device(str(info.get("device_name", "Apple GPU")), host=False)
     mx.set_default_device(mx.cpu)
     mx.disable_compile()  # MLX compiles CPU kernels with a C++ compiler at run time; a user may have none
@@ -51,6 +57,7 @@ def select(wanted: str) -> Device:
 
 def free_memory(device: Device) -> int:
     """Bytes that can be taken without swapping."""
+    mx.clear_cache()  # what loading left
     available: int = psutil.virtual_memory().available
     if device.host:
         return available

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +19,7 @@ from ferrum_mlx.backends.mlx.layers import LayerKV, RowSelector, group_layers, i
 from ferrum_mlx.backends.mlx.sampler import sample
 from ferrum_mlx.backends.mlx.step import Step
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
+from ferrum_mlx.errors import UsageError
 from ferrum_mlx.executor import (
     Capabilities,
     ExecutorState,
@@ -30,7 +31,7 @@ from ferrum_mlx.executor import (
     UnifiedBatch,
 )
 from ferrum_mlx.kv.manager import KVManager
-from ferrum_mlx.kv.sizing import plan_pool
+from ferrum_mlx.kv.sizing import plan_pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,15 @@ class MLXExecutor(PagedExecutor):
         self, model: nn.Module, info: ModelInfo, config: EngineConfig, *, host: bool, free_memory: int
     ) -> None:
         install()
-        self.info = info
-        self._model, self._host = model, host
-        layers = inspect_layers(model, info.model_type)
+        layers, vocab_size = inspect_layers(model, info.model_type)
+        kv_heads, head_dim = layers[0].key_shape
+        self.info = replace(info, vocab_size=vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
+        self._model, self._host, self._exact = model, host, config.numerics == "exact"
         groups = group_layers(layers)
-        max_len = config.max_model_len or min(info.max_sequence_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        plan = plan_pool(groups, config, max_len, free_memory)
+        max_len = _context(info, config)
+        plan = plan_pools(groups, config, max_len, free_memory)
         super().__init__(
-            KVManager(groups, plan.num_blocks, config.block_size),
+            KVManager(groups, plan.num_blocks, config.block_size, config.max_num_batched_tokens),
             max_model_len=max_len,
             max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens,
@@ -80,17 +82,17 @@ class MLXExecutor(PagedExecutor):
         self._context = StepContext()
         self._selector = RowSelector(model)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        num_slots = (plan.num_blocks + 1) * config.block_size  # block 0 is the null block
         self._layers = [
-            PagedLayer(self._context, self._storage(group_of[i], num_slots, layer), layer.window)
+            PagedLayer(self._context, self._storage(group_of[i], layer), layer.window)
             for i, layer in enumerate(layers)
         ]
         if host:
-            use_host_matmul(model, exact=config.numerics == "exact")
+            use_host_matmul(model, self._exact)
 
-    def _storage(self, group: int, num_slots: int, layer: LayerKV) -> PagedStorage:
+    def _storage(self, group: int, layer: LayerKV) -> PagedStorage:
+        num_slots = (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
         if self._host and layer.dtype == mx.float32:
-            return HostStorage(group, num_slots, layer.key_shape, layer.value_shape)
+            return HostStorage(group, num_slots, layer.key_shape, layer.value_shape, self._exact)
         return PoolStorage(group, num_slots, layer.key_shape, layer.value_shape, layer.dtype)
 
     def prepare_startup(self) -> None:
@@ -103,16 +105,17 @@ class MLXExecutor(PagedExecutor):
 
     def shutdown(self) -> None:
         self._layers.clear()
+        self._selector.remove()
+        self._model = nn.Module()  # drops the weights
         self._state = ExecutorState.SHUTDOWN
         mx.clear_cache()
 
     def capabilities(self) -> Capabilities:
-        windows = sorted({group.window for group in self.kv.groups if group.window})
         return Capabilities(
             max_batch_size=self._max_seqs,
             max_sequence_length=self.max_model_len,
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
-            attention_kinds=("full", *(f"window {w}" for w in windows)),
+            attention_kinds=tuple(f"window {g.window}" if g.window else "full" for g in self.kv.groups),
             speculative_decoding=True,
             tensor_parallel=False,
             dtypes=(self.info.dtype,),
@@ -132,8 +135,13 @@ class MLXExecutor(PagedExecutor):
         return np.array(logits.astype(mx.float32))
 
     def _memory_in_use(self) -> tuple[int, int]:
-        pools = sum(layer.storage.nbytes for layer in self._layers) if self._host else 0
-        return mx.get_active_memory() + pools, mx.get_peak_memory() + pools
+        host_pools = sum(s.nbytes for layer in self._layers if isinstance(s := layer.storage, HostStorage))
+        return mx.get_active_memory() + host_pools, mx.get_peak_memory() + host_pools
+
+    def _recover(self) -> None:
+        self._context.step = self._context.positions = self._selector.rows = None
+        for layer in self._layers:
+            layer.storage.reset()
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
         step = Step(batch, self.kv)
@@ -148,10 +156,20 @@ class MLXExecutor(PagedExecutor):
         self._context.step, self._context.positions = step, mx.array(step.positions)
         if len(step.rows) < step.num_tokens:
             self._selector.rows = mx.array(step.rows)
-        try:
-            logits: mx.array = self._model(mx.array(step.token_ids)[:, None], cache=self._layers)[:, 0]
-        finally:
-            self._context.step = self._context.positions = self._selector.rows = None
+        logits: mx.array = self._model(mx.array(step.token_ids)[:, None], cache=self._layers)[:, 0]
+        self._context.step = self._context.positions = self._selector.rows = None
         if len(logits) != len(step.rows):
             logits = logits[mx.array(step.rows)]
         return logits
+
+
+def _context(info: ModelInfo, config: EngineConfig) -> int:
+    """The longest sequence in tokens; a model's own limit of 0 is unknown."""
+    limit = info.max_sequence_length
+    if config.max_model_len is None:
+        return min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if 0 < limit < config.max_model_len:
+        raise UsageError(
+            f"--max-model-len is {config.max_model_len:,}", f"allowed: at most {limit:,}, the model's own"
+        )
+    return config.max_model_len

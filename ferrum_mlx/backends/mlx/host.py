@@ -3,6 +3,8 @@
 MLX's CPU wheel for Linux multiplies at about 3 GFLOP/s in float32; numpy's wheel carries an OpenBLAS
 that is some thirty times faster, and MLX's CPU arrays lend numpy their memory. Layers are switched by
 changing the class of the leaf modules, as quantizing does; the model classes stay as they are.
+
+With `exact`, a row's result is the same bit for bit whatever rows it is computed with.
 """
 
 from __future__ import annotations
@@ -15,20 +17,25 @@ import numpy as np
 
 from ferrum_mlx.backends.mlx.step import Segment, Step, visible
 
-GEMM_ROWS = 8  # OpenBLAS rounds a row alike in any matrix of at least this many rows
+TILE = 16  # rows of every product in exact numerics
 
 
 def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
     """x [rows, in] · weight [out, in] transposed → [rows, out].
 
-    A single row takes the faster matrix-vector routine, which rounds differently, unless `exact`:
-    then few rows are padded, so that a row's result does not depend on how many there are.
+    A BLAS picks its routine, and so its rounding, by the shape of a product. `exact` therefore
+    multiplies tiles of TILE rows, the last one padded: a row meets the same routine in any company.
     """
+    if not exact:
+        product: np.ndarray = x @ weight.T
+        return product
     rows = len(x)
-    if exact and rows < GEMM_ROWS:
-        x = np.concatenate([x, np.zeros((GEMM_ROWS - rows, x.shape[1]), x.dtype)])
-    product: np.ndarray = x @ weight.T
-    return product[:rows]
+    padded = np.zeros((-(-rows // TILE) * TILE, x.shape[1]), x.dtype)
+    padded[:rows] = x
+    out = np.empty((len(padded), len(weight)), x.dtype)
+    for start in range(0, rows, TILE):
+        np.matmul(padded[start : start + TILE], weight.T, out=out[start : start + TILE])
+    return out[:rows]
 
 
 class HostLinear(nn.Linear):
@@ -46,7 +53,7 @@ _HOST_CLASS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: HostLinear, nn
 
 
 def _apply(module: HostLinear | HostEmbedding, x: mx.array) -> mx.array:
-    rows = np.asarray(x).reshape(-1, x.shape[-1])
+    rows = np.asarray(x.astype(mx.float32)).reshape(-1, x.shape[-1])
     y = matmul(rows, module.host_weight, module.exact)
     return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
 
@@ -62,12 +69,20 @@ def use_host_matmul(model: nn.Module, exact: bool) -> None:
 
 
 class HostStorage:
-    """Pools in host memory, `[slots, kv_heads, head_dim]` float32; writes are plain assignments."""
+    """Pools in host memory, `[slots, kv_heads, head_dim]` float32; writes are plain assignments.
+
+    `exact` attends row by row, so that a row rounds alike in a chunk and alone.
+    """
 
     def __init__(
-        self, group: int, num_slots: int, key_shape: tuple[int, int], value_shape: tuple[int, int]
+        self,
+        group: int,
+        num_slots: int,
+        key_shape: tuple[int, int],
+        value_shape: tuple[int, int],
+        exact: bool,
     ) -> None:
-        self._group = group
+        self._group, self._exact = group, exact
         self.keys = np.zeros((num_slots, *key_shape), dtype=np.float32)
         self.values = np.zeros((num_slots, *value_shape), dtype=np.float32)
 
@@ -82,6 +97,9 @@ class HostStorage:
     def arrays(self) -> list[mx.array]:
         return []
 
+    def reset(self) -> None:
+        """Nothing to do: a write is over when it returns."""
+
     def write(self, step: Step, keys: mx.array, values: mx.array) -> None:
         where = step.slots(self._group)
         self.keys[where] = np.asarray(keys)[:, :, 0]
@@ -93,14 +111,33 @@ class HostStorage:
         rows = np.asarray(queries)[:, :, 0] * np.float32(scale)  # [T, heads, head_dim]
         sink = None if sinks is None else np.asarray(sinks.astype(mx.float32))
         out = np.empty((*rows.shape[:2], self.values.shape[-1]), dtype=np.float32)
+        attend = self._attend_by_row if self._exact else self._attend_segment
         for segment in step.segments:
-            first = segment.first_key(window)
-            where = step.key_slots(segment, self._group, first)
-            hidden = step.once(("hidden", segment, window), partial(_hidden, segment, first, window))
-            out[segment.start : segment.end] = attention(
-                rows[segment.start : segment.end], self.keys[where], self.values[where], hidden, sink
-            )
+            part = slice(segment.start, segment.end)
+            out[part] = attend(step, segment, rows[part], window, sink)
         return mx.array(out[:, :, None])
+
+    def _attend_segment(
+        self, step: Step, segment: Segment, rows: np.ndarray, window: int | None, sinks: np.ndarray | None
+    ) -> np.ndarray:
+        first = segment.first_key(window)
+        where = step.key_slots(segment, self._group, first)
+        hidden = step.once(("hidden", segment, window), partial(_hidden, segment, first, window))
+        return attention(rows, self.keys[where], self.values[where], hidden, sinks)
+
+    def _attend_by_row(
+        self, step: Step, segment: Segment, rows: np.ndarray, window: int | None, sinks: np.ndarray | None
+    ) -> np.ndarray:
+        """Each row over exactly the keys it sees: its rounding does not depend on its company."""
+        first = segment.first_key(window)
+        where = step.key_slots(segment, self._group, first)
+        keys, values = self.keys[where], self.values[where]
+        out = []
+        for i in range(segment.num_rows):
+            position = segment.pos_offset + i
+            seen = slice(0 if window is None else max(0, position - window + 1 - first), position + 1 - first)
+            out.append(attention(rows[i : i + 1], keys[seen], values[seen], None, sinks))
+        return np.concatenate(out)
 
 
 def _hidden(segment: Segment, first: int, window: int | None) -> np.ndarray | None:

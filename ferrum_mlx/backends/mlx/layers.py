@@ -29,8 +29,11 @@ class LayerKV:
         return elements * self.dtype.size
 
 
-def inspect_layers(model: nn.Module, model_type: str) -> list[LayerKV]:
+def inspect_layers(model: nn.Module, model_type: str) -> tuple[list[LayerKV], int]:
     """Run one token on the model's native caches and read what they hold; nothing is evaluated.
+
+    Returns:
+        The cache entries, and the size of the vocabulary.
 
     Raises:
         UnsupportedModelError: a layer keeps something else than keys and values of past tokens.
@@ -42,7 +45,7 @@ def inspect_layers(model: nn.Module, model_type: str) -> list[LayerKV]:
                 f"{model_type} keeps its state in {type(cache).__name__}, which is not paged yet",
                 "supported: models whose layers keep plain or sliding-window keys and values",
             )
-    model(mx.array([[0]]), cache=caches)
+    logits = model(mx.array([[0]]), cache=caches)
     layers = []
     for index, cache in enumerate(caches):
         if cache.keys is None:
@@ -55,7 +58,7 @@ def inspect_layers(model: nn.Module, model_type: str) -> list[LayerKV]:
                 dtype=cache.keys.dtype,
             )
         )
-    return layers
+    return layers, logits.shape[-1]
 
 
 def group_layers(layers: list[LayerKV]) -> list[KVGroup]:
@@ -91,6 +94,12 @@ class RowSelector:
             return hidden if selector.rows is None else mx.take(hidden, selector.rows, axis=0)
 
         self.backbone.__class__ = type(original.__name__, (original,), {"__call__": call})
+
+    def remove(self) -> None:
+        """Give the module its own class back; the cycle with it would keep the weights alive."""
+        if self.backbone is not None:
+            self.backbone.__class__ = type(self.backbone).__bases__[0]
+            self.backbone = None
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module | None:

@@ -14,11 +14,13 @@ import mlx.core as mx
 
 from ferrum_mlx.executor import RowSampling
 
+GREEDY_BELOW = 1e-5  # dividing by less overflows float32
+
 
 def sample(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """logits [R, vocab] → token ids [R] uint32; temperature 0 takes the likeliest token."""
+    """logits [R, vocab] → token ids [R] uint32; a temperature below GREEDY_BELOW takes the likeliest."""
     greedy = mx.argmax(logits, axis=-1)
-    hot = [i for i, row in enumerate(rows) if row.temperature > 0]
+    hot = [i for i, row in enumerate(rows) if row.temperature >= GREEDY_BELOW]
     if not hot:
         return greedy
     index = mx.array(hot)

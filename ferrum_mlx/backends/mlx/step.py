@@ -1,7 +1,8 @@
 """One step's metadata, built once and read by every layer.
 
 Rows are packed: row t of a step is one token of one sequence, whatever its kind. Decode rows come
-first, so that they can attend together; a chunk or a verify item is a segment of its own.
+first, by length of context, so that similar ones can attend together; a chunk or a verify item is a
+segment of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Step:
 
     def __init__(self, batch: UnifiedBatch, kv: KVManager) -> None:
         self._kv = kv
-        order = sorted(range(len(batch.items)), key=lambda i: len(batch.items[i].q_tokens) > 1)
+        order = sorted(range(len(batch.items)), key=lambda i: _rank(batch.items[i]))
         self.segments: list[Segment] = []
         self.items: list[UnifiedItem] = []  # in row order
         rows: list[int] = []
@@ -89,10 +90,21 @@ class Step:
             ("keys", segment.cache_id, group, first), lambda: _as_run(self._at(segment, group, first))
         )
 
-    def decode_slots(self, group: int, window: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Key slots of the decode rows, padded with the null block's, [n, longest]; their lengths, [n]."""
-        decodes = self.segments[: self.num_decodes]
-        rows = [self._at(segment, group, segment.first_key(window)) for segment in decodes]
+    def decode_buckets(self) -> list[list[Segment]]:
+        """The decode rows in runs of similar context, so that padding at most doubles what is read."""
+        buckets: list[list[Segment]] = []
+        for segment in self.segments[: self.num_decodes]:
+            if buckets and segment.context_len <= 2 * buckets[-1][0].context_len:
+                buckets[-1].append(segment)
+            else:
+                buckets.append([segment])
+        return buckets
+
+    def padded_slots(
+        self, bucket: Sequence[Segment], group: int, window: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Key slots of decode rows, padded with the null block's, [n, longest]; their lengths, [n]."""
+        rows = [self._at(segment, group, segment.first_key(window)) for segment in bucket]
         lengths = np.array([len(row) for row in rows])
         slots = np.zeros((len(rows), lengths.max()), dtype=np.int32)
         for i, row in enumerate(rows):
@@ -111,6 +123,10 @@ class Step:
 
     def _at(self, segment: Segment, group: int, first: int) -> np.ndarray:
         return self._kv.slot_mapping(segment.cache_id, group, first, segment.context_len)
+
+
+def _rank(item: UnifiedItem) -> tuple[bool, int]:
+    return len(item.q_tokens) > 1, item.pos_offset
 
 
 def _as_run(slots: np.ndarray) -> slice | np.ndarray:

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from ferrum_mlx.backends.mlx.host import GEMM_ROWS, HostLinear, attention, matmul, use_host_matmul
+from ferrum_mlx.backends.mlx.host import TILE, HostLinear, attention, matmul, use_host_matmul
 
 mx.set_default_device(mx.cpu)
 
@@ -46,12 +46,14 @@ def test_attention_equals_mlx(
         assert np.abs(unmasked - np.array(want)).max() > 1e-2
 
 
-@pytest.mark.parametrize(("n_in", "n_out"), [(576, 576), (576, 192), (576, 1536), (1536, 576), (64, 258)])
+@pytest.mark.parametrize(
+    ("n_in", "n_out"), [(576, 576), (576, 192), (576, 1536), (1536, 576), (64, 258), (32, 32)]
+)
 def test_exact_matmul_gives_a_row_the_same_result_in_any_company(n_in: int, n_out: int) -> None:
     rng = np.random.default_rng(1)
     x, w = normal(rng, 70, n_in), normal(rng, n_out, n_in)
     whole = matmul(x, w, exact=True)
-    for rows in (1, 2, 3, GEMM_ROWS - 1, GEMM_ROWS, 13, 32, 64):
+    for rows in (1, 2, 3, TILE - 1, TILE, 13, 32, 64):
         np.testing.assert_array_equal(matmul(x[5 : 5 + rows], w, exact=True), whole[5 : 5 + rows])
     np.testing.assert_allclose(whole, x.astype(np.float64) @ w.T.astype(np.float64), atol=1e-3)
 

@@ -67,6 +67,10 @@ def test_greedy_rows_stay_greedy_among_hot_ones() -> None:
     assert draw([RowSampling(), hot, RowSampling()])[[0, 2]].tolist() == [0, 0]
 
 
+def test_the_smallest_temperatures_are_greedy() -> None:
+    assert draw([RowSampling(temperature=t, seed=3) for t in (1e-40, 1e-9, 9e-6)]).tolist() == [0, 0, 0]
+
+
 def test_tiny_top_p_is_greedy_and_ties_stay() -> None:
     assert set(draw([RowSampling(temperature=5.0, top_p=1e-9, seed=s) for s in range(50)]).tolist()) == {0}
     ties = mx.zeros((200, 4))

@@ -11,7 +11,7 @@ from ferrum_mlx.kv.manager import KVGroup, KVManager
 
 def build() -> tuple[Step, list[int], KVManager]:
     """A chunk of 3, a decode at position 5, a verify of 2 at position 2, a last chunk of 2."""
-    kv = KVManager([KVGroup((0,), None, 4)], num_blocks=20, block_size=4)
+    kv = KVManager([KVGroup((0,), None, 4)], [20], block_size=4, max_step_tokens=8)
     starts, counts = [0, 5, 2, 4], [3, 1, 2, 2]
     caches = [kv.create() for _ in starts]
     for cache, start, count in zip(caches, starts, counts, strict=True):
@@ -48,7 +48,7 @@ def test_slots_are_the_tables_slots() -> None:
 
 
 def test_consecutive_slots_are_a_slice_and_others_are_not() -> None:
-    kv = KVManager([KVGroup((0,), None, 4)], num_blocks=20, block_size=4)
+    kv = KVManager([KVGroup((0,), None, 4)], [20], block_size=4, max_step_tokens=8)
     first, second = kv.create(), kv.create()
     for target in (4, 8):  # the second sequence's block lies between the first one's two
         kv.reserve([KvSlotRequest(first, target), KvSlotRequest(second, 4)])

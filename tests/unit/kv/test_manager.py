@@ -23,7 +23,7 @@ def grown(kv: KVManager, length: int) -> int:
 
 
 def test_slots_follow_the_table() -> None:
-    kv = KVManager([FULL], num_blocks=6, block_size=4)
+    kv = KVManager([FULL], [6], block_size=4, max_step_tokens=8)
     blocker, cache = grown(kv, 4), grown(kv, 4)
     kv.reserve([KvSlotRequest(blocker, 5), KvSlotRequest(cache, 10)])
     table = kv.block_table(cache, 0)
@@ -34,7 +34,7 @@ def test_slots_follow_the_table() -> None:
 
 
 def test_a_window_group_frees_what_the_window_has_left() -> None:
-    kv = KVManager([FULL, WINDOW], num_blocks=10, block_size=2)
+    kv = KVManager([FULL, WINDOW], [10, 10], block_size=2, max_step_tokens=8)
     cache = grown(kv, 9)
     kv.reserve([KvSlotRequest(cache, 10)])
     # position 9 comes next and sees positions 4 … 9: blocks 0 and 1 hold none of them
@@ -50,7 +50,7 @@ def test_a_window_group_frees_what_the_window_has_left() -> None:
 
 
 def test_one_short_group_reserves_in_none() -> None:
-    kv = KVManager([FULL, WINDOW], num_blocks=5, block_size=2)
+    kv = KVManager([FULL, WINDOW], [5, 5], block_size=2, max_step_tokens=8)
     long = grown(kv, 10)  # full group: 5 of 5 used
     kv.reserve([KvSlotRequest(long, 10)])  # window group: 3 used, two are free again
     other = kv.create()
@@ -60,7 +60,7 @@ def test_one_short_group_reserves_in_none() -> None:
 
 
 def test_commit_stays_inside_the_reservation() -> None:
-    kv = KVManager([FULL], num_blocks=5, block_size=2)
+    kv = KVManager([FULL], [5], block_size=2, max_step_tokens=8)
     cache = grown(kv, 3)
     for wrong in (2, 5):
         with pytest.raises(ContractError):
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = KVManager([FULL, WINDOW], num_blocks=12, block_size=2)
+        self.kv = KVManager([FULL, WINDOW], [12, 12], block_size=2, max_step_tokens=8)
         self.live: list[int] = []
 
     @rule(promised=st.integers(0, 12))
@@ -86,15 +86,27 @@ class Machine(RuleBasedStateMachine):
         target = self.kv.length(cache) + more
         if target > self.kv.max_tokens:
             return
-        used = self.kv.usage().used_blocks
+        before = [self.kv.usage(), self.kv.version, *(list(self.kv.block_table(cache, g)) for g in (0, 1))]
         try:
             self.kv.reserve([KvSlotRequest(cache, target)])
         except CapacityError:
-            assert self.kv.usage().used_blocks <= used
+            tables = (self.kv.block_table(cache, g) for g in (0, 1))
+            assert before == [self.kv.usage(), self.kv.version, *tables]  # nothing at all
         else:
             slots = self.kv.slot_mapping(cache, 0, 0, target)
             assert len(set(slots.tolist())) == target
             self.kv.commit(cache, target)
+
+    @rule(length=st.integers(1, 24))
+    def a_fit_is_a_fit(self, length: int) -> None:
+        """Where no block is missing for a new sequence, it can be reserved to its end in steps of 8."""
+        if length > self.kv.max_tokens or self.kv.shortfall(length):
+            return
+        cache = self.kv.create(length)
+        for target in (*range(8, length, 8), length):
+            self.kv.reserve([KvSlotRequest(cache, target)])
+            self.kv.commit(cache, target)
+        self.kv.release(cache)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
