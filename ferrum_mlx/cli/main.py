@@ -1,0 +1,85 @@
+"""The command `ferrum-mlx`. Subcommands are imported when they are called, so that --help stays light."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from ferrum_mlx.errors import FerrumError
+
+# command → (where it is, what --help says of it)
+_COMMANDS = {
+    "chat": ("ferrum_mlx.cli.chat:chat", "Talk to a model in the terminal."),
+    "run": ("ferrum_mlx.cli.run:run", "Answer prompts and exit."),
+    "models": ("ferrum_mlx.cli.models:models", "List, download and remove models."),
+    "doctor": ("ferrum_mlx.cli.doctor:doctor", "Show what this machine offers and what would be used."),
+}
+_INTERRUPTED = 130
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in _COMMANDS.items()])
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+)
+@click.version_option(package_name="ferrum-mlx", prog_name="ferrum-mlx")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """A local LLM engine you can see."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
+
+
+def main() -> None:
+    """Entry point: runs the command line and exits; every error is one line on stderr."""
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(args: list[str]) -> int:
+    debug = bool(os.environ.get("FERRUM_DEBUG"))
+    try:
+        code = cli.main(args, prog_name="ferrum-mlx", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "ferrum-mlx"
+        return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", error.exit_code)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except FerrumError as error:
+        if debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        return _fail(f"an unexpected error, {said}; set FERRUM_DEBUG=1 for the traceback", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo("ferrum-mlx: " + " ".join(message.split()), err=True)
+    return code

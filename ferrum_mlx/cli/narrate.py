@@ -1,0 +1,30 @@
+"""What commands tell people on stderr; stdout is data."""
+
+from __future__ import annotations
+
+import click
+
+from ferrum_mlx.messages import Finished, Ready
+
+
+def say(what: str) -> None:
+    """One line of narration."""
+    click.echo(what, err=True)
+
+
+def introduce(ready: Ready) -> None:
+    """Which model runs where and why, and what a user must know of it."""
+    info = ready.info
+    say(f"{info.model_id} on {ready.backend}, {info.device} ({ready.backend_reason})")
+    for note in ready.notes:
+        say(f"note: {note}")
+
+
+def summarize(end: Finished) -> None:
+    """The closing line of a request."""
+    usage, timings = end.usage, end.timings
+    say(
+        f"[{end.finish_reason}: {usage.completion_tokens} tokens, {timings.decode_tps:.1f} tok/s, "
+        f"first after {timings.ttft_s:.2f} s; prompt {usage.prompt_tokens} tokens, "
+        f"{usage.cached_tokens} cached, {timings.prefill_tps:.0f} tok/s]"
+    )

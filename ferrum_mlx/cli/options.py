@@ -1,0 +1,100 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from ferrum_mlx.config import BACKENDS, NUMERICS, EngineConfig
+from ferrum_mlx.errors import UsageError
+from ferrum_mlx.sampling import SamplingParams
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {prefix: 1000**power for power, prefix in enumerate("KMGT", 1)}
+
+
+def byte_size(text: str) -> int:
+    """Bytes in a size such as 512MB, 1.5GB or 2GiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise click.BadParameter(
+            f"{text!r} is no size; allowed: a number with a unit, such as 512MB, 2GB or 2GiB"
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Command = Callable[..., None]
+
+_ENGINE = (
+    click.option("-m", "--model", default="", help="Alias, hub repository, folder or .gguf file."),
+    click.option(
+        "--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="Array library."
+    ),
+    click.option(
+        "--numerics", type=click.Choice(NUMERICS), default="fast", show_default=True, help="Matmul route."
+    ),
+    click.option(
+        "--device", type=click.Choice(["cpu", "gpu"]), default=None, help="Default: the backend's choice."
+    ),
+    click.option(
+        "--kv-memory",
+        type=byte_size,
+        metavar="SIZE",
+        default=None,
+        help="Memory for KV blocks, such as 512MB or 2GB.",
+    ),
+    click.option("--max-model-len", type=int, default=None, help="Longest prompt + answer, in tokens."),
+    click.option("--offline", is_flag=True, help="Never touch the network."),
+)
+_SAMPLING = (
+    click.option(
+        "--max-tokens", type=int, default=None, help="Most tokens of an answer; default: what fits."
+    ),
+    click.option("--temperature", type=float, default=None, help="0 takes the likeliest token."),
+    click.option("--top-p", type=float, default=None, help="Share of probability kept; 1 keeps all."),
+    click.option("--top-k", type=int, default=None, help="Tokens kept; 0 keeps all."),
+    click.option("--seed", type=int, default=None, help="Same seed, same answer; default: a fresh one."),
+    click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated."),
+)
+
+
+def engine_options(command: Command) -> Command:
+    """Add the options that make an EngineConfig; see `engine_config`."""
+    for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the options that make SamplingParams; see `sampling_params`."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
+    """Take the engine's options out of a command's; `model` is its MODEL argument, if it has one."""
+    named = options.pop("model")
+    if model and named and model != named:
+        raise UsageError(f"two models are named, {model!r} and {named!r}", "allowed: one")
+    return EngineConfig(
+        model=model or named,
+        backend=options.pop("backend"),
+        numerics=options.pop("numerics"),
+        device=options.pop("device") or "",
+        kv_memory=options.pop("kv_memory"),
+        max_model_len=options.pop("max_model_len"),
+        offline=options.pop("offline"),
+    )
+
+
+def sampling_params(options: dict[str, Any], suggested: Mapping[str, float] | None = None) -> SamplingParams:
+    """Take the sampling options out of a command's; what is not given is as suggested, or greedy."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    given = {name: options.pop(name) for name in names}
+    return SamplingParams(**{**(suggested or {}), **{k: v for k, v in given.items() if v is not None}})

@@ -1,0 +1,261 @@
+"""Where an engine lives: a thread of this process, or a child process.
+
+Both run `serve`, the one loop that owns an engine: it obeys what is queued, steps while there is
+work and sleeps when there is none. Sending a command is one `SimpleQueue.put`, which never blocks
+and may be called from any thread, an event loop or a finalizer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import EngineDiedError, FerrumError
+from ferrum_mlx.messages import Abort, Command, Died, Event, Loading, Shutdown, Submit
+
+if TYPE_CHECKING:
+    from ferrum_mlx.engine import Engine
+
+Post = Callable[[Sequence[Event]], None]
+Inbox = queue.SimpleQueue[Command]
+
+_ADVICE = "if it happens again, lower --kv-memory or take a smaller model"
+_LOG_TAIL = 4096  # bytes of the child's output that are searched for its last line
+_GRACE = 1.0  # seconds a child has after each of: closed pipe, SIGTERM
+
+
+def serve(config: EngineConfig, inbox: Inbox, post: Post) -> None:
+    """Build an engine and run it until Shutdown; any other end is posted as Died."""
+    try:
+        _build_and_run(config, inbox, post)
+    except FerrumError as error:
+        post([Died(error)])
+    except BaseException as fault:  # a thread that ended without a word would leave its streams waiting
+        post([Died(_unexpected(fault))])
+
+
+def _build_and_run(config: EngineConfig, inbox: Inbox, post: Post) -> None:
+    from ferrum_mlx.build import build_engine
+
+    engine = build_engine(config, lambda what: post([Loading(what)]))
+    try:
+        post([engine.ready()])
+        while _obey(engine, inbox):
+            post(engine.step())
+    finally:
+        engine.shutdown()
+
+
+def _obey(engine: Engine, inbox: Inbox) -> bool:
+    """Carry out every queued command, waiting for one while there is no work; False at Shutdown."""
+    while True:
+        try:
+            command = inbox.get(block=not engine.has_work())
+        except queue.Empty:
+            return True
+        match command:
+            case Submit():
+                engine.submit(command)
+            case Abort(request_id):
+                engine.abort(request_id)
+            case Shutdown():
+                return False
+
+
+def _unexpected(fault: BaseException) -> EngineDiedError:
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    said = " ".join(str(fault).split())
+    what = f"the engine failed: {type(fault).__name__}: {said} ({Path(frame.filename).name}:{frame.lineno})"
+    error = EngineDiedError(what, next_step=_ADVICE)
+    error.add_note("".join(traceback.format_exception(fault)))  # for FERRUM_DEBUG: survives the pipe
+    return error
+
+
+class Transport(Protocol):
+    """A running engine; events reach the `post` given at construction, in order, from one thread."""
+
+    def __init__(self, config: EngineConfig, post: Post) -> None: ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command; never blocks, and is lost without a word once the engine is gone."""
+        ...
+
+    def stop(self, patience: float) -> None:
+        """End the engine; waits `patience` seconds for it to do so itself."""
+        ...
+
+
+class _Owner:
+    """A thread that runs one engine after another and never ends by itself.
+
+    MLX keeps state a thread whose destructor wants the GIL. It runs when the thread ends, which on
+    Python before 3.13 may be after `Thread.join` has returned; an interpreter that is shutting down
+    by then aborts the process. So a free thread waits for the next engine instead.
+    """
+
+    _free: ClassVar[list[_Owner]] = []
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="ferrum-engine", daemon=True)
+        self.thread.start()
+
+    @classmethod
+    def run(cls, job: Callable[[], None]) -> _Owner:
+        """Give the job to a free thread, or to a new one."""
+        try:
+            owner = cls._free.pop()
+        except IndexError:
+            owner = cls()
+        owner._jobs.put(job)
+        return owner
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            self._free.append(self)
+
+
+class ThreadTransport:
+    """An engine in a thread of this process."""
+
+    def __init__(self, config: EngineConfig, post: Post) -> None:
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._owner = _Owner.run(lambda: self._serve(config, post))
+
+    def _serve(self, config: EngineConfig, post: Post) -> None:
+        try:
+            serve(config, self._inbox, post)
+        finally:
+            self._done.set()
+
+    def send(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def stop(self, patience: float) -> None:
+        self._inbox.put(Shutdown())
+        if self._owner.thread is not threading.current_thread():
+            self._done.wait(patience)
+
+
+class ProcessTransport:
+    """An engine in a child process: it may abort, be killed or hold its GIL without harm to this one.
+
+    The child is a fresh interpreter in a process group of its own, so that a terminal's Ctrl+C is the
+    parent's to decide. What it writes goes to a temporary file, whose last line is told when it dies.
+    """
+
+    def __init__(self, config: EngineConfig, post: Post) -> None:
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - stop() closes it
+        start = f"import sys; sys.path[:] = {sys.path!r}; from ferrum_mlx.transport import child; child()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", start, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+        theirs.close()  # only the child holds its end, so its death is an end of file here
+        self._pipe = Connection(ours.detach())
+        self._outbox: Inbox = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._read, args=(post,), name="ferrum-events", daemon=True),
+            threading.Thread(target=self._write, args=(config,), name="ferrum-commands", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        self._outbox.put(command)
+
+    def stop(self, patience: float) -> None:
+        self._outbox.put(Shutdown())
+        self._end_child(patience)
+        for thread in self._threads:  # both end with the child
+            if thread is not threading.current_thread():
+                thread.join(_GRACE)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._pipe.close()  # earlier, a late write could go to whatever file took its number
+            self._log.close()
+
+    def _end_child(self, patience: float) -> None:
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(patience)
+                return
+            except subprocess.TimeoutExpired:
+                end()
+                patience = _GRACE
+        self._process.wait()
+
+    def _write(self, config: EngineConfig) -> None:
+        try:
+            self._pipe.send(config)
+            while True:
+                command = self._outbox.get()
+                self._pipe.send(command)
+                if isinstance(command, Shutdown):
+                    return
+        except OSError:  # the child is gone; the reader tells
+            return
+
+    def _read(self, post: Post) -> None:
+        try:
+            while True:
+                post(self._pipe.recv())
+        except (EOFError, OSError):
+            self._end_child(_GRACE)
+            post([Died(self._obituary())])
+        except Exception as fault:
+            post([Died(_unexpected(fault))])
+
+    def _obituary(self) -> EngineDiedError:
+        code = self._process.returncode
+        if code < 0:
+            what = f"the engine's process was killed by signal {-code} ({signal.Signals(-code).name})"
+        else:
+            what = f"the engine's process ended with exit code {code}"
+        last = self._last_line()
+        return EngineDiedError(f"{what}, last saying {last!r}" if last else what, next_step=_ADVICE)
+
+    def _last_line(self) -> str:
+        file = self._log.fileno()
+        tail = os.pread(file, _LOG_TAIL, max(0, os.fstat(file).st_size - _LOG_TAIL))
+        lines = tail.decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def child() -> None:
+    """The main function of a child process; its argument is its end of the socket."""
+    pipe = Connection(int(sys.argv[1]))
+    config = pipe.recv()
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
+    serve(config, inbox, pipe.send)
+
+
+def _listen(pipe: Connection, inbox: Inbox) -> None:
+    while True:
+        try:
+            inbox.put(pipe.recv())
+        except (EOFError, OSError):
+            os._exit(1)  # the parent is gone: nobody is left to serve, whatever the engine is doing

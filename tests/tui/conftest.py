@@ -1,0 +1,99 @@
+"""A screen in front of a real engine whose words are scripted and may be held back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from ferrum_mlx import build
+from ferrum_mlx.backends.fake import EOS, FakeCodec, FakeExecutor
+from ferrum_mlx.client import EngineClient
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.engine import Engine
+from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.executor import RowSampling
+from ferrum_mlx.sampling import SamplingParams
+from ferrum_tui.app import ChatApp
+
+
+class Stage:
+    """What the engine says, and when.
+
+    Attributes:
+        answers: texts by prompt; a prompt that is not there is answered by "ok".
+        held: while set, each token waits for one `allow`.
+        crash: raised by the next step, once.
+        build_error: raised by the next build, once.
+        seen: the conversations that reached the engine, as one text each.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, str] = {}
+        self.held = False
+        self.crash: BaseException | None = None
+        self.build_error: FerrumError | None = None
+        self.notes: tuple[str, ...] = ()
+        self.builds = 0
+        self.seen: list[str] = []
+        self.may_build = threading.Event()
+        self.may_build.set()
+        self._allowed = threading.Semaphore(0)
+
+    def allow(self, tokens: int) -> None:
+        self._allowed.release(tokens)
+
+    def release(self) -> None:
+        """Hold nothing back any more."""
+        self.held = False
+        self.allow(1)
+
+    def build(self, config: EngineConfig, narrate: Callable[[str], None]) -> Engine:
+        self.builds += 1
+        narrate("loading the script")
+        self.may_build.wait()
+        if self.build_error is not None:
+            error, self.build_error = self.build_error, None
+            raise error
+        executor = FakeExecutor(config, self._say)
+        executor.prepare_startup()
+        engine = Engine(
+            executor, FakeCodec(), config, backend="fake", backend_reason="a test", notes=self.notes
+        )
+        step = engine.step
+
+        def step_or_crash() -> list[object]:
+            if self.crash is not None:
+                crash, self.crash = self.crash, None
+                raise crash
+            return list(step())
+
+        engine.step = step_or_crash  # type: ignore[method-assign, assignment]
+        return engine
+
+    def _say(self, tokens: Sequence[int], sampling: RowSampling) -> int:
+        if self.held:
+            self._allowed.acquire()
+        conversation = bytes(
+            token if token < EOS else 0 for token in tokens[: len(tokens) - sampling.position]
+        )
+        if sampling.position == 0:
+            self.seen.append(conversation.decode())
+        prompt = conversation.rsplit(b"\0", 1)[-1].decode()
+        answer = self.answers.get(prompt, "ok").encode()
+        return answer[sampling.position] if sampling.position < len(answer) else EOS
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage()
+    monkeypatch.setattr(build, "build_engine", stage.build)
+    yield stage
+    stage.may_build.set()
+    stage.release()
+
+
+@pytest.fixture
+def app(stage: Stage) -> ChatApp:
+    return ChatApp(EngineConfig(backend="fake"), SamplingParams(), make_client=EngineClient.in_thread)

@@ -1,0 +1,173 @@
+"""The Python API, on the fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ferrum_mlx
+from ferrum_mlx.errors import ContextLengthError, UsageError
+from ferrum_mlx.llm import LLM, RequestOutput
+from ferrum_mlx.sampling import SamplingParams
+
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+LONG = SamplingParams(max_tokens=5000, ignore_eos=True)
+ASK = [{"role": "user", "content": "hello"}]
+TOO_LONG = "x" * 9000
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM(backend="fake", max_model_len=8192) as llm:
+        yield llm
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [output.text for output in outputs]
+
+
+def wait_until_idle(llm: LLM) -> None:
+    deadline = time.monotonic() + 60
+    while llm.metrics().kv.used_blocks or llm.metrics().running:
+        assert time.monotonic() < deadline
+        llm.generate("x", SamplingParams(max_tokens=1))
+
+
+def test_outputs_keep_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["one", "two", "three"]
+    outputs = llm.generate(prompts, SHORT)
+    assert texts(outputs) == [llm.generate(prompt, SHORT)[0].text for prompt in prompts]
+    first = outputs[0]
+    assert (first.finish_reason, first.error) == ("length", None)
+    assert len(first.token_ids) == first.usage.completion_tokens == 12
+    assert first.usage.prompt_tokens == 3
+    assert first.timings.ttft_s > 0
+
+
+def test_one_stands_for_a_list_of_one(llm: LLM) -> None:
+    text = llm.generate(["hello"], SHORT)[0].text
+    ids = list(b"hello")
+    assert texts(llm.generate("hello", SHORT)) == [text]
+    assert texts(llm.generate(ids, SHORT)) == [text]
+    assert texts(llm.generate([ids, ids], SHORT)) == [text, text]
+    assert texts(llm.chat(ASK, SHORT)) == texts(llm.chat([ASK], SHORT))
+    assert texts(llm.chat(ASK, SHORT)) != [text]
+    assert llm.generate([], SHORT) == []
+
+
+def test_params_for_each(llm: LLM) -> None:
+    each = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 5)]
+    assert [len(output.token_ids) for output in llm.generate(["a", "b"], each)] == [3, 5]
+    with pytest.raises(UsageError, match="2 params for 1 prompts"):
+        llm.generate(["a"], each)
+
+
+def test_stream_has_every_delta_and_the_whole_output_last(llm: LLM) -> None:
+    prompts = ["one", "two"]
+    whole = llm.generate(prompts, SHORT)
+    deltas = list(llm.generate(prompts, SHORT, stream=True))
+    for index, output in enumerate(whole):
+        mine = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in mine) == output.text
+        assert sum((delta.token_ids for delta in mine), ()) == output.token_ids
+        assert [delta.output is not None for delta in mine] == [False] * (len(mine) - 1) + [True]
+        assert mine[-1].output is not None
+        assert mine[-1].output.text == output.text
+    assert next(iter(llm.chat(ASK, SHORT, stream=True))).index == 0
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "never started"])
+def test_leaving_a_stream_frees_its_blocks(llm: LLM, how: str) -> None:
+    stream: Any = llm.generate("go on", LONG, stream=True)
+    if how != "never started":
+        next(stream)
+    if how == "close":
+        stream.close()
+    del stream
+    gc.collect()
+    wait_until_idle(llm)
+
+
+def test_failed_request_does_not_lose_its_neighbours(llm: LLM) -> None:
+    bad, good = llm.generate([TOO_LONG, "fine"], SHORT)
+    assert (bad.finish_reason, bad.text, bad.token_ids) == ("error", "", ())
+    assert isinstance(bad.error, ContextLengthError)
+    assert good.text == llm.generate("fine", SHORT)[0].text
+
+
+def test_when_all_failed_the_first_error_is_raised(llm: LLM) -> None:
+    with pytest.raises(ContextLengthError, match="9000 tokens"):
+        llm.generate([TOO_LONG, TOO_LONG], SHORT)
+    with pytest.raises(ContextLengthError):
+        list(llm.generate(TOO_LONG, SHORT, stream=True))
+
+
+async def test_async_twins(llm: LLM) -> None:
+    prompts = ["one", "two"]
+    whole = texts(llm.generate(prompts, SHORT))
+    both = await asyncio.gather(llm.agenerate(prompts, SHORT), llm.achat(ASK, SHORT))
+    assert texts(both[0]) == whole
+    assert texts(both[1]) == texts(llm.chat(ASK, SHORT))
+    parts = [delta.text async for delta in llm.agenerate("one", SHORT, stream=True)]
+    assert "".join(parts) == whole[0]
+    parts = [delta.text async for delta in llm.achat(ASK, SHORT, stream=True)]
+    assert "".join(parts) == texts(both[1])[0]
+
+
+async def test_cancelled_async_call_frees_its_blocks(llm: LLM) -> None:
+    task = asyncio.ensure_future(llm.agenerate("go on", LONG))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    await asyncio.to_thread(wait_until_idle, llm)
+
+
+@pytest.mark.parametrize("prompts", [[1, "a"], ["a", 1], [None], [["a"]]])
+def test_prompts_that_are_none(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(UsageError, match="prompt"):
+        llm.generate(prompts, SHORT)
+
+
+@pytest.mark.parametrize("conversations", ["hello", ["hello"], [ASK, "x"], [1]])
+def test_conversations_that_are_none(llm: LLM, conversations: Any) -> None:
+    with pytest.raises(UsageError, match="conversation"):
+        llm.chat(conversations, SHORT)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(UsageError, match=r"'kv_memry'.*kv_memory"):
+        LLM(backend="fake", kv_memry=1)
+    with pytest.raises(UsageError, match="max_model_len"):
+        LLM(backend="fake", max_model_len=0)
+
+
+def test_close_ends_everything_and_is_idempotent() -> None:
+    llm = LLM(backend="fake")
+    stream = iter(llm.generate("go on", LONG, stream=True))
+    next(stream)
+    llm.close()
+    llm.close()
+    with pytest.raises(ferrum_mlx.FerrumError, match="closed"):
+        list(stream)
+    with pytest.raises(ferrum_mlx.FerrumError, match="closed"):
+        llm.generate("more")
+
+
+def test_metrics_before_the_first_request(llm: LLM) -> None:
+    assert llm.metrics().step == 0
+    assert llm.metrics().kv.total_blocks > 0
+
+
+def test_public_names_are_there_and_lazy() -> None:
+    for name in ferrum_mlx.__all__:
+        assert getattr(ferrum_mlx, name).__name__ == name
+    assert set(ferrum_mlx.__all__) <= set(dir(ferrum_mlx))
+    with pytest.raises(AttributeError, match="nothing_here"):
+        _ = ferrum_mlx.nothing_here

@@ -1,0 +1,1 @@
+"""The terminal UI, installed as `ferrum_tui`."""
