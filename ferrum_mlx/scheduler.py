@@ -103,7 +103,9 @@ class Scheduler:
             request.request_id, request.tokens(0, request.num_tokens)
         )
         if isinstance(admission, Deferred):
-            return False
+            if self.running:
+                return False
+            admission = Rejected(f"{admission.shortfall} KV blocks are missing though nothing runs")
         self.waiting.popleft()
         if isinstance(admission, Rejected):
             request.state = RequestState.FINISHED

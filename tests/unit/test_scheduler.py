@@ -107,6 +107,16 @@ def test_what_can_never_fit_is_handed_out_once() -> None:
     assert bench.scheduler.take_rejected() == []
 
 
+def test_a_deferral_that_nothing_can_end_is_a_rejection() -> None:
+    """Else the engine would ask again and again."""
+    bench = Bench(blocks=4)
+    bench.executor.kv.create(promised_len=16)  # a leak, as a faulty backend might have
+    bench.add("a", 8)
+    assert bench.step() == {}
+    assert not bench.scheduler.has_work()
+    assert "nothing runs" in str(bench.scheduler.take_rejected()[0][1])
+
+
 def test_finish_takes_a_request_out_of_any_state() -> None:
     bench = Bench(blocks=5)
     requests = [bench.add(name, 8) for name in "abc"]

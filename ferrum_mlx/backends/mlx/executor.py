@@ -14,7 +14,8 @@ from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.mlx import selfcheck
 from ferrum_mlx.backends.mlx.attention import PagedLayer, PagedStorage, PoolStorage, StepContext, install
 from ferrum_mlx.backends.mlx.device import parameter_arrays
-from ferrum_mlx.backends.mlx.host import HostStorage, use_host_matmul
+from ferrum_mlx.backends.mlx.host_attention import HostStorage
+from ferrum_mlx.backends.mlx.host_layers import use_host_layers
 from ferrum_mlx.backends.mlx.layers import LayerKV, RowSelector, group_layers, inspect_layers
 from ferrum_mlx.backends.mlx.sampler import sample
 from ferrum_mlx.backends.mlx.step import Step
@@ -87,7 +88,7 @@ class MLXExecutor(PagedExecutor):
             for i, layer in enumerate(layers)
         ]
         if host:
-            use_host_matmul(model, self._exact)
+            use_host_layers(model, self._exact)
 
     def _storage(self, group: int, layer: LayerKV) -> PagedStorage:
         num_slots = (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block

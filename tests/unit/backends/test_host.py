@@ -7,7 +7,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from ferrum_mlx.backends.mlx.host import TILE, HostLinear, attention, matmul, use_host_matmul
+from ferrum_mlx.backends.mlx.host_attention import attention
+from ferrum_mlx.backends.mlx.host_layers import TILE, HostLinear, matmul, use_host_layers
 
 mx.set_default_device(mx.cpu)
 
@@ -64,7 +65,7 @@ def test_linear_and_tied_embedding_share_their_weights_with_mlx() -> None:
     want = model.layers[0](x)
     tied = model.layers[1].as_linear(want)
     mx.eval(want, tied)
-    use_host_matmul(model, exact=False)
+    use_host_layers(model, exact=False)
     assert type(model.layers[0]) is HostLinear
     np.testing.assert_allclose(np.array(model.layers[0](x)), np.array(want), atol=1e-5)
     np.testing.assert_allclose(np.array(model.layers[1].as_linear(want)), np.array(tied), atol=1e-5)
@@ -74,5 +75,38 @@ def test_linear_and_tied_embedding_share_their_weights_with_mlx() -> None:
 def test_other_dtypes_keep_mlx_s_own_layers() -> None:
     model = nn.Sequential(nn.Linear(8, 5))
     model.set_dtype(mx.float16)
-    use_host_matmul(model, exact=False)
+    use_host_layers(model, exact=False)
     assert type(model.layers[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize("dims", [16, 12])
+def test_rope_equals_mlx_at_every_position(traditional: bool, dims: int) -> None:
+    rng = np.random.default_rng(2)
+    mlx, host = (
+        nn.RoPE(dims, traditional, base=100_000.0, scale=0.5),
+        nn.RoPE(dims, traditional, 100_000.0, 0.5),
+    )
+    model = nn.Sequential(host)
+    use_host_layers(model, exact=False)
+    assert type(host) is not nn.RoPE
+    packed = mx.array(normal(rng, 5, 3, 1, 16))  # as in a step: one row a token, positions by row
+    positions = mx.array([0, 7, 8191, 3, 100], dtype=mx.int32)
+    whole = mx.array(normal(rng, 1, 3, 9, 16))  # as in a dense pass
+    for x, offset in ((packed, positions), (whole, 0), (whole, 4000)):
+        got, want = np.array(host(x, offset=offset)), np.array(mlx(x, offset=offset))
+        np.testing.assert_allclose(got, want, atol=2e-6)
+    shifted = np.array(host(packed, offset=positions + 1))  # negative control
+    assert np.abs(shifted - np.array(mlx(packed, offset=positions))).max() > 0.1
+
+
+def test_rms_norm_equals_mlx_and_rounds_a_row_alike_in_any_company() -> None:
+    rng = np.random.default_rng(3)
+    mlx, host = nn.RMSNorm(96, eps=1e-5), nn.RMSNorm(96, eps=1e-5)
+    mlx.weight = host.weight = mx.array(normal(rng, 96))
+    use_host_layers(nn.Sequential(host), exact=True)
+    x = mx.array(normal(rng, 40, 1, 96) * 30)
+    whole = np.array(host(x))
+    np.testing.assert_allclose(whole, np.array(mlx(x)), rtol=2e-6, atol=1e-6)
+    for row in (0, 7, 39):
+        np.testing.assert_array_equal(np.array(host(x[row : row + 1])), whole[row : row + 1])

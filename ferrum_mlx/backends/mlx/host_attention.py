@@ -1,71 +1,13 @@
-"""The CPU route: Linear layers and attention through numpy's BLAS.
-
-MLX's CPU wheel for Linux multiplies at about 3 GFLOP/s in float32; numpy's wheel carries an OpenBLAS
-that is some thirty times faster, and MLX's CPU arrays lend numpy their memory. Layers are switched by
-changing the class of the leaf modules, as quantizing does; the model classes stay as they are.
-
-With `exact`, a row's result is the same bit for bit whatever rows it is computed with.
-"""
+"""The CPU route, attention: pools in host memory, products through numpy's BLAS."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ferrum_mlx.backends.mlx.step import Segment, Step, visible
-
-TILE = 16  # rows of every product in exact numerics
-
-
-def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
-    """x [rows, in] · weight [out, in] transposed → [rows, out].
-
-    A BLAS picks its routine, and so its rounding, by the shape of a product. `exact` therefore
-    multiplies tiles of TILE rows, the last one padded: a row meets the same routine in any company.
-    """
-    if not exact:
-        product: np.ndarray = x @ weight.T
-        return product
-    rows = len(x)
-    padded = np.zeros((-(-rows // TILE) * TILE, x.shape[1]), x.dtype)
-    padded[:rows] = x
-    out = np.empty((len(padded), len(weight)), x.dtype)
-    for start in range(0, rows, TILE):
-        np.matmul(padded[start : start + TILE], weight.T, out=out[start : start + TILE])
-    return out[:rows]
-
-
-class HostLinear(nn.Linear):
-    def __call__(self, x: mx.array) -> mx.array:
-        y = _apply(self, x)
-        return y + self["bias"] if "bias" in self else y
-
-
-class HostEmbedding(nn.Embedding):
-    def as_linear(self, x: mx.array) -> mx.array:
-        return _apply(self, x)
-
-
-_HOST_CLASS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: HostLinear, nn.Embedding: HostEmbedding}
-
-
-def _apply(module: HostLinear | HostEmbedding, x: mx.array) -> mx.array:
-    rows = np.asarray(x.astype(mx.float32)).reshape(-1, x.shape[-1])
-    y = matmul(rows, module.host_weight, module.exact)
-    return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
-
-
-def use_host_matmul(model: nn.Module, exact: bool) -> None:
-    """Switch every float32 Linear and tied Embedding of a model; its weights are shared, not copied."""
-    for module in model.modules():
-        if type(module) in _HOST_CLASS and module.weight.dtype == mx.float32:
-            mx.eval(module.weight)
-            module.__class__ = _HOST_CLASS[type(module)]
-            module.host_weight = np.asarray(module.weight)
-            module.exact = exact
 
 
 class HostStorage:
