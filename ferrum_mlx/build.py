@@ -12,10 +12,10 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
 
-# Read when numpy's OpenBLAS is loaded, so set before the first backend is. By default its threads spin
-# for some 2^26 cycles after each matmul, which starves everything else on a busy machine, this engine
-# included; bench/NOTES.md has the figures.
-os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+# Read when numpy's OpenBLAS is loaded, so set before the first backend is. Its threads spin for 2^26
+# cycles after a product by default, and starve a busy machine, this engine included; 2^20 cycles span
+# the gap to the next product of the same forward. bench/NOTES.md has the figures.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 
 def choose_backend(wanted: str) -> tuple[str, str]:
