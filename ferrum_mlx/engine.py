@@ -82,8 +82,8 @@ class Engine:
         plan = self._scheduler.schedule()
         for request, error in self._scheduler.take_rejected():
             events.append(self._fail(request, error))
-        if not plan:
-            return events
+        if not plan:  # a Stepped all the same: what was aborted or refused has changed the numbers
+            return [*events, Stepped(self._stats([], 0, perf_counter() - started))] if events else events
         for scheduled in plan:
             self._streams[scheduled.request.request_id].scheduled(started)
         try:

@@ -1,8 +1,9 @@
 """`python -m ferrum_mlx.bench.stock`: this engine beside stock mlx-lm on this machine, in one run.
 
-Both get the same float32 weights of the default model and the same prompt, each in a process of its
-own, one after the other and alternating, so that drift of a shared machine hits both. mlx-lm runs as
-it is installed; that is what the ratio is against. Ends with one line of JSON.
+Both get the same float32 weights of the default model, the same prompt and the same warm-up, each in a
+process of its own, one after the other; the order changes from pair to pair, so that drift of a shared
+machine hits both. mlx-lm runs as it is installed: that is what the ratio is against. Ends with one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def main(pairs: int, tokens: int, side: str | None) -> None:
         return
     runs: list[tuple[Figures, Figures]] = []
     for pair in range(pairs):
-        ours, theirs = _run("ferrum", tokens), _run("mlx-lm", tokens)
+        sides = ("ferrum", "mlx-lm") if pair % 2 == 0 else ("mlx-lm", "ferrum")  # no order effect
+        figures = {name: _run(name, tokens) for name in sides}
+        ours, theirs = figures["ferrum"], figures["mlx-lm"]
         if ours.pop("ids") != theirs.pop("ids"):
             raise click.ClickException("the two gave different token ids: nothing here can be compared")
         runs.append((ours, theirs))
@@ -40,6 +43,11 @@ def main(pairs: int, tokens: int, side: str | None) -> None:
     ttft = [theirs["ttft_s"] / ours["ttft_s"] for ours, theirs in runs]
     click.echo(f"decode: {_ratio(decode)} times mlx-lm's speed; first token: {_ratio(ttft)} times sooner")
     click.echo(json.dumps({"decode_ratio": decode, "ttft_ratio": ttft}))
+
+
+def figures_of(started: float, times: list[float]) -> Figures:
+    """From the arrival times of a run's tokens; decode counts the tokens behind the first one."""
+    return {"ttft_s": times[0] - started, "decode_tps": (len(times) - 1) / (times[-1] - times[0])}
 
 
 def _run(side: str, tokens: int) -> Figures:
@@ -63,13 +71,17 @@ def _ferrum(tokens: int) -> dict[str, object]:
     from ferrum_mlx.llm import LLM
     from ferrum_mlx.sampling import SamplingParams
 
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    conversation = [{"role": "user", "content": PROMPT}]
     with LLM() as llm:
-        llm.chat(conversation, SamplingParams(max_tokens=2))  # warm-up
-        (output,) = llm.chat(conversation, params)
-    timings = output.timings
-    return {"ttft_s": timings.ttft_s, "decode_tps": timings.decode_tps, "ids": list(output.token_ids)}
+        for count in (2, tokens):  # the first is the warm-up
+            params = SamplingParams(max_tokens=count, ignore_eos=True)
+            ids: list[int] = []
+            started, times = perf_counter(), []
+            for delta in llm.chat([{"role": "user", "content": PROMPT}], params, stream=True):
+                if delta.output is not None and delta.output.usage.cached_tokens:
+                    raise click.ClickException("the prompt came from a cache: nothing here can be compared")
+                times += [perf_counter()] * len(delta.token_ids)
+                ids += delta.token_ids
+    return {**figures_of(started, times), "ids": ids}
 
 
 def _mlx_lm(tokens: int) -> dict[str, object]:
@@ -84,16 +96,12 @@ def _mlx_lm(tokens: int) -> dict[str, object]:
     model, _ = load_model(resolved)
     mx.eval(model.parameters())
     prompt = mx.array(load_tokenizer(resolved).encode_chat([{"role": "user", "content": PROMPT}]))
-    next(generate_step(prompt[:4], model, max_tokens=1))  # warm-up
-    started, times, ids = perf_counter(), [], []
-    for token, _ in generate_step(prompt, model, max_tokens=tokens):
-        ids.append(int(token))
-        times.append(perf_counter())
-    return {
-        "ttft_s": times[0] - started,
-        "decode_tps": (len(times) - 1) / (times[-1] - times[0]),
-        "ids": ids,
-    }
+    for count in (2, tokens):  # the first is the warm-up
+        started, times, ids = perf_counter(), [], []
+        for token, _ in generate_step(prompt, model, max_tokens=count):
+            ids.append(int(token))
+            times.append(perf_counter())
+    return {**figures_of(started, times), "ids": ids}
 
 
 if __name__ == "__main__":

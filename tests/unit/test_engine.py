@@ -165,6 +165,7 @@ def test_abort_frees_at_once_and_leaves_the_neighbour_alone(steps: int) -> None:
         quiet.step()
     assert engine.executor.kv_capacity_snapshot() == quiet.executor.kv_capacity_snapshot()
     events += drain(engine)
+    assert [e for e in events if isinstance(e, Stepped)][-1].stats.kv.used_blocks == 0
     assert end_of(events, "gone").finish_reason == "abort"
     assert ids_of(events, "r") == expected
 
