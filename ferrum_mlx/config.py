@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 
 from ferrum_mlx.errors import UsageError
 
@@ -44,6 +45,12 @@ class EngineConfig:
     offline: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, PathLike):
+            object.__setattr__(self, "model", fspath(self.model))
+        if not isinstance(self.model, str):
+            raise UsageError(
+                f"model is {self.model!r}", "allowed: a text or a path", "see ferrum-mlx models list"
+            )
         _one_of("backend", self.backend, BACKENDS)
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("device", self.device, ("", "cpu", "gpu"))
@@ -51,7 +58,7 @@ class EngineConfig:
             _at_least(1, name, getattr(self, name))
         _at_least(8, "max_num_batched_tokens", self.max_num_batched_tokens)  # the load-time check's step
         if self.kv_memory is not None:
-            _at_least(1, "kv_memory", self.kv_memory)
+            _at_least(1, "kv_memory", self.kv_memory, "bytes, ")
         if self.max_model_len is not None:
             _at_least(16, "max_model_len", self.max_model_len)
 
@@ -62,6 +69,6 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"{name} is {value!r}", f"allowed: {choices}")
 
 
-def _at_least(least: int, name: str, value: object) -> None:
+def _at_least(least: int, name: str, value: object, unit: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} is {value!r}", f"allowed: a whole number of at least {least}")
+        raise UsageError(f"{name} is {value!r}", f"allowed: {unit}a whole number of at least {least}")

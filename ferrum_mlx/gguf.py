@@ -174,7 +174,7 @@ class _HeaderReader:
         """Start of the next n_bytes, after a check that they exist."""
         start, end = self.at, self.at + n_bytes
         if end > self.limit:
-            where = "the file" if end > self.size else "the largest header we read"
+            where = "the file" if self.limit == self.size else "the largest header that is read"
             raise self.fail(f"{n_bytes} bytes are needed at byte {start}, {where} ends at {self.limit}")
         self.at = end
         return start

@@ -160,7 +160,7 @@ def _size(gguf: GGUFFile, key: str, default: int | None = None) -> int:
     value = gguf.get(f"llama.{key}", int, default)
     if not 1 <= value < 2**31:
         raise ModelFileError(
-            f"{gguf.path}: llama.{key} is {value}", "a whole number of at least 1 is expected"
+            f"{gguf.path}: llama.{key} is {value}", "a whole number from 1 to 2,147,483,647 is expected"
         )
     return value
 

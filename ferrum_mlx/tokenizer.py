@@ -57,7 +57,7 @@ class Tokenizer:
         Raises:
             UsageError: the model has no chat template, or its template refuses the conversation.
         """
-        from jinja2 import TemplateError
+        from jinja2 import TemplateError, TemplateSyntaxError
 
         if not self.has_chat_template:
             raise UsageError("this model has no chat template", next_step="use run --raw, or a chat model")
@@ -69,6 +69,10 @@ class Tokenizer:
             ids = self._hf.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, return_dict=False
             )
+        except TemplateSyntaxError as error:
+            raise ModelFileError(
+                f"the model's chat template is broken: {error}", next_step="use run --raw, or another model"
+            ) from error
         except (TemplateError, TypeError, KeyError) as error:
             raise UsageError(
                 f"the model's chat template refuses the conversation: {error}",
@@ -156,13 +160,15 @@ def load_tokenizer(resolved: ResolvedModel) -> Tokenizer:
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # its advice is about classes that are not used here
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises anything, bare Exception included
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelFileError(
-            f"the tokenizer in {folder} cannot be loaded: {reason[0]}", next_step="pull the model again"
+            f"the tokenizer in {folder} cannot be loaded: {reason}", next_step="get the model again"
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import click
@@ -13,9 +14,9 @@ from ferrum_mlx.errors import UsageError
 from ferrum_mlx.sampling import SamplingParams
 
 _UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
-_UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
-_UNITS |= {prefix: 1000**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", 1)}
+_UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", 1)}
+_UNITS |= {prefix: 1000**power for power, prefix in enumerate("KMGTP", 1)}
 
 
 def byte_size(text: str) -> int:
@@ -25,7 +26,7 @@ def byte_size(text: str) -> int:
         raise click.BadParameter(
             f"{text!r} is no size; allowed: a number with a unit, such as 512MB, 2GB or 2GiB"
         )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return int(Decimal(match[1]) * _UNITS[match[2].upper()])
 
 
 Command = Callable[..., None]

@@ -10,7 +10,7 @@ from ferrum_mlx.errors import UsageError
 from ferrum_mlx.kv.manager import KVGroup
 
 CONTEXTS = 4  # sequences of full length that the default pool holds
-LEAST_TOKENS = 16  # a pool below this cannot even hold the load-time check
+LEAST_TOKENS = 16  # a pool below this, or below two blocks, cannot hold the load-time check's sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ def plan_pools(
     caps = [_most_blocks(group, config, max_model_len) for group in groups]
     budget = free_memory // 2 if config.kv_memory is None else config.kv_memory
     blocks = _split(budget - sum(block_bytes), block_bytes, caps)  # every pool has a null block besides
-    tokens = min(blocks) * config.block_size
-    if tokens < LEAST_TOKENS:
-        least = sum(block_bytes) * (1 + -(-LEAST_TOKENS // config.block_size))
+    least_blocks = max(2, -(-LEAST_TOKENS // config.block_size))
+    if min(blocks) < least_blocks:
+        least = sum(block_bytes) * (1 + least_blocks)
         raise UsageError(
             f"the KV pool gets {budget:,} bytes",
             f"allowed: at least {least:,} for this model",

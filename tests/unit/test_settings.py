@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,15 @@ def test_sampling_accepts_the_edges() -> None:
 def test_config_refuses_with_name_value_and_choices(field: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"{field} is {value!r}; allowed: "):
         EngineConfig(**{field: value})
+
+
+def test_a_path_is_a_model_and_a_number_is_none(tmp_path: Path) -> None:
+    assert EngineConfig(model=tmp_path).model == str(tmp_path)
+    for wrong in (5, None, b"x"):
+        with pytest.raises(UsageError, match="model is"):
+            EngineConfig(model=wrong)
+    with pytest.raises(UsageError, match="allowed: bytes, a whole number"):
+        EngineConfig(kv_memory="1GB")
 
 
 def test_every_error_survives_a_pickle() -> None:

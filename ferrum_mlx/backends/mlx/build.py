@@ -55,7 +55,7 @@ def model_info(
         num_kv_heads=0,  # these three are what the executor finds the model to use
         head_dim=0,
         vocab_size=0,
-        max_sequence_length=text.get("max_position_embeddings") or 0,
+        max_sequence_length=max(0, text.get("max_position_embeddings") or 0),
         dtype=str(max(dtypes, key=dtypes.count)).removeprefix("mlx.core."),
         device=device,
         quantization=quantization,

@@ -40,12 +40,22 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
     try:
         return load_mlx_lm(folder, lazy=True, strict=True, trust_remote_code=False)
     except Exception as error:  # the model classes raise what they like over a bad config
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = one_line(error)
+        if "trust_remote_code" in reason:
+            raise UnsupportedModelError(
+                f"{folder} brings its own model code, which is never run", next_step="choose another model"
+            ) from error
         if "not supported" in reason or "custom module" in reason:
             raise UnsupportedModelError(f"{folder}: {reason}", "see mlx-lm's list of model types") from error
         raise ModelFileError(
-            f"{folder} cannot be loaded: {reason}", next_step="pull the model again"
+            f"{folder} cannot be loaded: {reason}", next_step="get the model again"
         ) from error
+
+
+def one_line(error: Exception) -> str:
+    """What an exception of a library says, for a message of ours."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}"[:200]
 
 
 def _check_safetensors(folder: Path) -> None:
@@ -54,14 +64,14 @@ def _check_safetensors(folder: Path) -> None:
 
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
-        raise ModelFileError(f"{folder} has no model*.safetensors", next_step="pull the model again")
+        raise ModelFileError(f"{folder} has no model*.safetensors", next_step="get the model again")
     for file in files:
         try:
             with safe_open(file, framework="numpy"):
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelFileError(
-                f"{file} is no sound safetensors file: {error}", next_step="pull the model again"
+                f"{file} is no sound safetensors file: {error}", next_step="get the model again"
             ) from error
 
 

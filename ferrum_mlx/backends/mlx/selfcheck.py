@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrum_mlx.errors import FerrumError, UnsupportedModelError
+from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError
 from ferrum_mlx.executor import Admitted, ItemResult, KvSlotRequest, LogitsPolicy, ModelExecutor, UnifiedItem
 
 TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}  # of the largest logit
@@ -22,6 +22,11 @@ def check(executor: ModelExecutor) -> None:
     caches: list[int] = []
     try:
         expected = [executor.forward(prompt)[-1] for prompt in prompts]
+        if not all(np.isfinite(logits).all() for logits in expected):
+            raise ModelFileError(
+                f"{executor.info.model_id} computes values that are not finite: its weights are damaged",
+                next_step="get the model again",
+            )
         results = _run(executor, prompts, caches)
     except UnsupportedModelError as error:  # out of a layer, which does not know the type
         raise UnsupportedModelError(f"{model_type}: {error.what}", error.allowed, error.next_step) from error

@@ -40,6 +40,7 @@ def test_kv_memory_decides_alone() -> None:
     ("kv_memory", "free", "message"),
     [
         (2999, 10**9, r"2,999 bytes; allowed: at least 3,000 .*--kv-memory"),
+        (1, 10**9, r"at least 3,000"),
         (10**6, 10**5, r"--kv-memory is 1,000,000 bytes; allowed: at most 100,000"),
     ],
 )
@@ -47,3 +48,15 @@ def test_too_little_and_too_much_are_one_clear_line(kv_memory: int, free: int, m
     config = EngineConfig(block_size=10, kv_memory=kv_memory)
     with pytest.raises(UsageError, match=message):
         plan_pools(GROUPS, config, max_model_len=95, free_memory=free)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_the_least_that_is_named_is_enough(block_size: int) -> None:
+    with pytest.raises(UsageError) as error:
+        plan_pools(
+            GROUPS, EngineConfig(block_size=block_size, kv_memory=1), max_model_len=95, free_memory=10**9
+        )
+    least = int(error.value.allowed.split()[3].replace(",", ""))
+    config = EngineConfig(block_size=block_size, kv_memory=least)
+    blocks = min(plan_pools(GROUPS, config, max_model_len=95, free_memory=10**9).num_blocks)
+    assert blocks >= -(-7 // block_size) + -(-3 // block_size)  # the load-time check's two prompts
