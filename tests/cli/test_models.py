@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def command(*args: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        stdin=subprocess.DEVNULL,
         env=os.environ,
     )
 
@@ -52,7 +54,7 @@ def test_list_json(private_cache: Path) -> None:
     assert [entry["verified"] for entry in entries if entry["default"]] == [True]
 
 
-def test_pull_info_rm(fake_hub: Any) -> None:
+def test_pull_info_rm(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pulled = run("pull", REPO)
     assert pulled.exit_code == 0
     path = Path(pulled.stdout.strip())
@@ -65,6 +67,8 @@ def test_pull_info_rm(fake_hub: Any) -> None:
     assert f"path      {path}" in run("info", REPO).stdout
     assert any(entry["name"] == REPO for entry in json.loads(run("list", "--json").stdout))
 
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("ferrum_mlx.cli.models.sys", terminal)
     kept = run("rm", REPO, answer="n\n")
     assert kept.exit_code == 1
     assert path.exists()
@@ -80,6 +84,17 @@ def test_rm_yes_does_not_ask(fake_hub: Any) -> None:
     assert removed.exit_code == 0
     assert "0.1 MB are free again" in removed.stderr
     assert isinstance(run("rm", REPO, "--yes").exception, FerrumError)
+
+
+def test_rm_without_a_terminal_names_yes(fake_hub: Any) -> None:
+    path = Path(run("pull", REPO).stdout.strip())
+    done = command("rm", REPO)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"ferrum-mlx: models rm {REPO} asks")
+    assert done.stderr.endswith("add --yes\n")
+    assert done.stderr.count("\n") == 1
+    assert path.exists()
 
 
 def test_the_default_model_is_meant_where_none_is_named(

@@ -78,6 +78,28 @@ def test_windows_over_a_decoder_that_looks_around(ids: list[int]) -> None:
     assert "".join(pieces(model.detokenizer(), ids)) == model.decode(ids)
 
 
+def of_bytes(ids: list[int]) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(list("日🎉é".encode())), st.integers(0, 255))))
+def test_windows_over_a_decoder_of_bytes_not_known_as_such(ids: list[int]) -> None:
+    assert "".join(pieces(WindowDetokenizer(of_bytes, frozenset(), frozenset()), ids)) == of_bytes(ids)
+
+
+def test_half_a_character_is_held_back_whatever_its_ids() -> None:
+    detokenizer = WindowDetokenizer(of_bytes, frozenset(), frozenset())
+    assert pieces(detokenizer, list("a🎉".encode())) == ["a", "", "", "", "🎉", ""]
+
+
+def test_replacement_characters_that_stay_are_shown() -> None:
+    model = SentencePieceLike()
+    shown = pieces(model.detokenizer(), [261] * 2000)
+    assert shown == [*[""] * 3, *["��"] * 1997, "��" * 3]
+    assert model.decoded <= 16 * 2000
+
+
 def test_whitespace_is_shown_at_once() -> None:
     model = SentencePieceLike()
     assert pieces(model.detokenizer(), [257, 256, 256, 262, 258]) == ["a", " ", " ", "  ", "b", ""]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,6 +107,14 @@ class TestOwnFiles:
     def test_a_path_that_is_not_there(self, name: str, no_network: None) -> None:
         with pytest.raises(ModelNotFoundError, match="no file or folder"):
             hub.resolve(name)
+
+    @pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 5000, "/" + "x" * 5000, "a/" + "x" * 5000])
+    def test_a_path_the_system_refuses(self, name: str, no_network: None) -> None:
+        with pytest.raises(ModelNotFoundError, match="no file or folder") as caught:
+            hub.resolve(name)
+        assert name[:10] in str(caught.value)
+        assert len(str(caught.value)) < 200
+        assert "\n" not in str(caught.value)
 
     def test_a_file_of_another_kind(self, tmp_path: Path, no_network: None) -> None:
         (tmp_path / "m.bin").write_bytes(b"")
@@ -208,6 +217,106 @@ class TestHub:
             hub.resolve(REPO, offline=True)
         fake_hub.served.clear()
         assert (hub.resolve(REPO).path / "model.safetensors").read_bytes() == good
+
+    @pytest.mark.parametrize("damage", ["altered", "truncated"])
+    def test_pull_mends_what_is_damaged(
+        self, damage: str, fake_hub: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fetched = hub.resolve(REPO)
+        good = fake_hub.files["model.safetensors"]
+        weights = fetched.path / "model.safetensors"
+        weights.write_bytes(good[:-1] if damage == "truncated" else good[:-1] + b"\0")
+        assert hub.pull(REPO) == fetched
+        assert weights.read_bytes() == good
+        assert f"{weights.resolve()} is altered: fetching it again" in capsys.readouterr().err
+
+    def test_pull_of_sound_files_fetches_nothing(
+        self, fake_hub: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fetched = hub.resolve(REPO)
+        fake_hub.requests.clear()
+        capsys.readouterr()
+        assert hub.pull(REPO) == fetched
+        assert fake_hub.requests == []
+        assert capsys.readouterr().err == ""
+
+    def test_a_file_whose_blob_is_gone_is_missed(self, fake_hub: Any) -> None:
+        path = hub.resolve(REPO).path
+        # of a name that the library has no listing of, as its older versions have of none
+        (path / "tokenizer_config.json").symlink_to("../../blobs/" + "0" * 64)
+        with pytest.raises(ModelNotFoundError, match="not on this machine"):
+            hub.resolve(REPO, offline=True)
+
+    def test_too_long_a_partial_download_starts_again(self, fake_hub: Any) -> None:
+        good = fake_hub.files["model.safetensors"]
+        self.leave_partial(good + b"more")
+        assert (hub.resolve(REPO).path / "model.safetensors").read_bytes() == good
+
+    def test_an_altered_partial_download_is_removed(self, fake_hub: Any) -> None:
+        good = fake_hub.files["model.safetensors"]
+        self.leave_partial(good[:-1] + b"\0")
+        with pytest.raises(DownloadError, match="altered"):
+            hub.resolve(REPO)
+        assert (hub.resolve(REPO).path / "model.safetensors").read_bytes() == good
+
+    def leave_partial(self, content: bytes) -> None:
+        """As if a download of the weights had been interrupted."""
+        path = hub.resolve(REPO).path / "model.safetensors"
+        path.resolve().with_suffix(".partial").write_bytes(content)
+        path.resolve().unlink()
+        path.unlink()
+
+    @pytest.mark.parametrize("sha256", ["../../../../evil", "0" * 63, "A" * 64, ""])
+    def test_a_hub_that_states_no_sha256(
+        self, sha256: str, fake_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lfs = {"sha256": sha256, "size": 1, "pointerSize": 1}
+        monkeypatch.setattr(
+            fake_hub, "_facts", lambda name, _: {"lfs": lfs} if name == "model.safetensors" else {}
+        )
+        with pytest.raises(DownloadError, match=r"no sha256 of model\.safetensors of hub tiny/model"):
+            hub.resolve(REPO)
+        assert list(tmp_path.rglob("evil*")) == []
+
+    def test_a_hub_that_states_no_commit(self, fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fake_hub, "REVISION", "../../evil")
+        with pytest.raises(DownloadError, match=r"no commit of hub tiny/model@main but '\.\./\.\./evil'"):
+            hub.resolve(REPO)
+
+    def test_an_altered_small_file_is_not_kept(self, fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        facts = fake_hub._facts
+        good = fake_hub.files["config.json"]
+        git_hash = hashlib.sha1(b"blob %d\0" % len(good) + good).hexdigest()
+
+        def with_blob_id(name: str, hash_key: str) -> dict[str, Any]:
+            return facts(name, hash_key) | ({"blobId": git_hash} if name == "config.json" else {})
+
+        monkeypatch.setattr(fake_hub, "_facts", with_blob_id)
+        fake_hub.served["config.json"] = good.replace(b"llama", b"lLama")
+        with pytest.raises(DownloadError, match=r"config\.json of hub tiny/model@main arrived altered"):
+            hub.resolve(REPO)
+        with pytest.raises(ModelNotFoundError):
+            hub.resolve(REPO, offline=True)
+        fake_hub.served.clear()
+        assert (hub.resolve(REPO).path / "config.json").read_bytes() == good
+
+    def test_all_files_are_of_one_commit(self, fake_hub: Any) -> None:
+        hub.resolve(REPO)
+        asked = [path for _, path, _ in fake_hub.requests]
+        assert [path for path in asked if "main" in path] == [f"/api/models/{REPO}/revision/main"]
+
+    def test_programs_and_folders_are_never_fetched(self, fake_hub: Any) -> None:
+        unwanted = ["tokenizer.py", "tokenizer/evil.py", "onnx/config.json", "model-x/model.safetensors"]
+        fake_hub.files.update(dict.fromkeys(unwanted, b"{}"))
+        path = hub.resolve(REPO).path
+        assert {file.name for file in path.rglob("*")} == {
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+        }
+        asked = [path for _, path, _ in fake_hub.requests]
+        assert any(path.endswith("/config.json") for path in asked)
+        assert [path for path in asked if path.endswith(tuple(f"/{name}" for name in unwanted))] == []
 
     def test_a_repository_that_is_not_there(self, fake_hub: Any) -> None:
         with pytest.raises(ModelNotFoundError, match="no repository tiny/other"):
@@ -374,3 +483,17 @@ def test_an_index_that_is_no_json(tmp_path: Path) -> None:
     for text in ("[", "{}", "[]"):
         (tmp_path / "model.safetensors.index.json").write_text(text)
         assert not hub_repo.is_complete(tmp_path)
+
+
+@pytest.mark.parametrize("call", [hub.resolve, hub.info])
+def test_a_file_that_may_not_be_read_is_named(
+    call: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.gguf"
+
+    def denied(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", denied)  # as root, no permission stops a test
+    with pytest.raises(ModelFileError, match=r"x\.gguf cannot be read: permission denied; check"):
+        call(str(file))
