@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import itertools
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
@@ -221,6 +221,11 @@ class EngineClient:
         return self._ready if self._death is None else None
 
     @property
+    def death(self) -> FerrumError | None:
+        """Why the engine ended; None while it loads or runs."""
+        return self._death
+
+    @property
     def last_step(self) -> StepStats | None:
         """The engine's latest step; None before its first."""
         return self._last_step
@@ -229,10 +234,11 @@ class EngineClient:
         """Start the engine, unless it runs, and wait until it accepts requests.
 
         Raises:
-            FerrumError: what ended the build, or EngineDiedError after `timeout` seconds.
+            FerrumError: what ended the build, or EngineDiedError after `timeout` seconds, where no
+                process can be started, and after `close`.
         """
         with self._changed:
-            if self._transport is None:
+            if self._transport is None and self._death is None:
                 self._launch()
             if not self._changed.wait_for(lambda: self._ready or self._death, timeout):
                 raise EngineDiedError(f"the engine was not ready after {timeout:g} s")
@@ -266,12 +272,12 @@ class EngineClient:
         Raises:
             UsageError: a request_id that is in use.
         """
-        ids = list(request_ids or (str(next(self._numbers)) for _ in requests))
-        mailbox = _Mailbox(ids)
         with self._changed:
-            taken = [i for i in ids if i in self._mailboxes or ids.count(i) > 1]
+            ids = list(request_ids or (self._free_id() for _ in requests))
+            taken = [i for i, count in Counter(ids).items() if count > 1 or i in self._mailboxes]
             if taken:
                 raise UsageError(f"request_id is {taken[0]!r}", "allowed: one that no open request has")
+            mailbox = _Mailbox(ids)
             for request_id, (prompt, params) in zip(ids, requests, strict=True):
                 if self._transport is None or self._death is not None:
                     error = self._death or EngineDiedError(
@@ -302,6 +308,9 @@ class EngineClient:
     ) -> None:
         self.close()
 
+    def _free_id(self) -> str:
+        return next(i for i in map(str, self._numbers) if i not in self._mailboxes)
+
     def _launch(self) -> None:
         self._life += 1
         life = self._life
@@ -326,6 +335,8 @@ class EngineClient:
                     self.on_died(error)
 
     def _take(self, event: Event) -> None:
+        if self._death is not None:  # its streams have had their end
+            return
         match event:
             case Delta(request_id):
                 self._mailboxes[request_id].put(event)
@@ -340,7 +351,7 @@ class EngineClient:
                 self._die(error)
 
     def _die(self, error: FerrumError) -> None:
-        if self._death is not None:
+        if self._death is not None:  # closed after a death, or twice
             return
         self._death = error
         for request_id, mailbox in self._mailboxes.items():

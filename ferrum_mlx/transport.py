@@ -7,8 +7,10 @@ and may be called from any thread, an event loop or a finalizer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -19,11 +21,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import IO, TYPE_CHECKING, ClassVar, Protocol
 
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import EngineDiedError, FerrumError
-from ferrum_mlx.messages import Abort, Command, Died, Event, Loading, Shutdown, Submit
+from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError
+from ferrum_mlx.messages import Abort, Command, Died, Event, Failed, Loading, Shutdown, Submit
 
 if TYPE_CHECKING:
     from ferrum_mlx.engine import Engine
@@ -32,6 +34,7 @@ Post = Callable[[Sequence[Event]], None]
 Inbox = queue.SimpleQueue[Command]
 
 _ADVICE = "if it happens again, lower --kv-memory or take a smaller model"
+_SHORT_OF_MEMORY = re.compile("memory|alloc", re.IGNORECASE)  # as MLX, torch and Python word it
 _LOG_TAIL = 4096  # bytes of the child's output that are searched for its last line
 _GRACE = 1.0  # seconds a child has after each of: closed pipe, SIGTERM
 
@@ -78,13 +81,17 @@ def _unexpected(fault: BaseException) -> EngineDiedError:
     frame = traceback.extract_tb(fault.__traceback__)[-1]
     said = " ".join(str(fault).split())
     what = f"the engine failed: {type(fault).__name__}: {said} ({Path(frame.filename).name}:{frame.lineno})"
-    error = EngineDiedError(what, next_step=_ADVICE)
+    short = isinstance(fault, MemoryError) or _SHORT_OF_MEMORY.search(said)
+    error = EngineDiedError(what, next_step=_ADVICE if short else "set FERRUM_DEBUG=1 for the traceback")
     error.add_note("".join(traceback.format_exception(fault)))  # for FERRUM_DEBUG: survives the pipe
     return error
 
 
 class Transport(Protocol):
-    """A running engine; events reach the `post` given at construction, in order, from one thread."""
+    """A running engine; its events reach the `post` given at construction in order, from one thread.
+
+    A request that cannot be sent to it fails from another one.
+    """
 
     def __init__(self, config: EngineConfig, post: Post) -> None: ...
 
@@ -159,23 +166,16 @@ class ProcessTransport:
     """
 
     def __init__(self, config: EngineConfig, post: Post) -> None:
-        ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - stop() closes it
-        start = f"import sys; sys.path[:] = {sys.path!r}; from ferrum_mlx.transport import child; child()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", start, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[theirs.fileno()],
-            process_group=0,
-        )
-        theirs.close()  # only the child holds its end, so its death is an end of file here
-        self._pipe = Connection(ours.detach())
+        try:
+            self._process, self._pipe, self._log = _launch()
+        except OSError as error:
+            raise EngineDiedError(
+                f"the engine's process cannot be started: {error}", next_step="check disk space and TMPDIR"
+            ) from error
         self._outbox: Inbox = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._read, args=(post,), name="ferrum-events", daemon=True),
-            threading.Thread(target=self._write, args=(config,), name="ferrum-commands", daemon=True),
+            threading.Thread(target=self._write, args=(config, post), name="ferrum-commands", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -207,31 +207,53 @@ class ProcessTransport:
                 patience = _GRACE
         self._process.wait()
 
-    def _write(self, config: EngineConfig) -> None:
+    def _write(self, config: EngineConfig, post: Post) -> None:
         try:
             self._pipe.send(config)
             while True:
                 command = self._outbox.get()
-                self._pipe.send(command)
+                self._send(command, post)
                 if isinstance(command, Shutdown):
                     return
         except OSError:  # the child is gone; the reader tells
             return
 
+    def _send(self, command: Command, post: Post) -> None:
+        try:
+            self._pipe.send(command)
+        except OSError:
+            raise
+        except Exception as fault:  # it cannot be pickled, so nothing of it was written
+            if isinstance(command, Submit):
+                error = UsageError(
+                    f"the request cannot be sent to the engine's process: {fault}",
+                    "allowed: a prompt of plain texts, token ids or messages",
+                )
+                post([Failed(command.request_id, error)])
+
     def _read(self, post: Post) -> None:
         try:
-            while True:
-                post(self._pipe.recv())
-        except (EOFError, OSError):
+            while (events := self._receive()) is not None:
+                post(events)
             self._end_child(_GRACE)
-            post([Died(self._obituary())])
+            error = self._obituary()
         except Exception as fault:
-            post([Died(_unexpected(fault))])
+            self._end_child(0.0)
+            error = _unexpected(fault)
+        post([Died(error)])
+
+    def _receive(self) -> Sequence[Event] | None:
+        """The child's next events; None when it has closed its end."""
+        try:
+            events: Sequence[Event] = self._pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return events
 
     def _obituary(self) -> EngineDiedError:
         code = self._process.returncode
         if code < 0:
-            what = f"the engine's process was killed by signal {-code} ({signal.Signals(-code).name})"
+            what = f"the engine's process was killed by signal {-code} ({signal.strsignal(-code)})"
         else:
             what = f"the engine's process ended with exit code {code}"
         last = self._last_line()
@@ -242,6 +264,29 @@ class ProcessTransport:
         tail = os.pread(file, _LOG_TAIL, max(0, os.fstat(file).st_size - _LOG_TAIL))
         lines = tail.decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _launch() -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
+    """Start a child; returns it, our end of the socket to it, and the file of what it writes.
+
+    Raises:
+        OSError: nothing was started, and nothing is left open.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.ExitStack() as undo:  # only the child keeps its end, so its death is our EOF
+        undo.enter_context(ours)
+        log = undo.enter_context(tempfile.TemporaryFile())
+        start = f"import sys; sys.path[:] = {sys.path!r}; from ferrum_mlx.transport import child; child()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", start, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+        undo.pop_all()
+    return process, Connection(ours.detach()), log
 
 
 def child() -> None:

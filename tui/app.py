@@ -31,6 +31,7 @@ from .turn import Turn
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
+_OF_TRANSCRIPT = ("new_chat", "scroll", "follow")  # actions
 _SECOND_CTRL_C = 2.0  # seconds within which it quits
 
 MakeClient = Callable[[EngineConfig, Callable[[str], None], Callable[[FerrumError], None]], EngineClient]
@@ -144,6 +145,10 @@ class ChatApp(App[None]):
 
     @on(EngineReady)
     async def _engine_ready(self, message: EngineReady) -> None:
+        death = self._client.death
+        if death is not None:  # since it was ready; what came of it so far was taken for a failed build's
+            await self._engine_gone(EngineGone(death, started=False))
+            return
         ready = message.ready
         self._engine = "ready"
         self._model = Path(ready.info.model_id).name  # of a file or a repository, what tells it apart
@@ -178,8 +183,12 @@ class ChatApp(App[None]):
     @on(Prompt.Sent)
     async def _send(self, message: Prompt.Sent) -> None:
         commands = {"/new": self.action_new_chat, "/help": self.action_help, "/quit": self.action_quit}
-        if message.text in commands:
-            await commands[message.text]()
+        command = message.text.strip()
+        if command in commands:
+            await commands[command]()
+        elif not command:
+            if self._engine == "failed":
+                self._restart_engine()
         elif self._turn is not None:
             self._restore(message.text)
             self.notify("An answer is still coming; Esc stops it.")
@@ -212,6 +221,7 @@ class ChatApp(App[None]):
     async def _drain(self) -> None:
         turn = self._turn
         if turn is None:
+            self._settle()
             return
         text = turn.drain()
         if text:
@@ -223,9 +233,15 @@ class ChatApp(App[None]):
         if self._drains % _DRAINS_PER_STATUS == 0:
             self._show(turn.status())
 
+    def _settle(self) -> None:
+        """Without a turn: follow the count of KV blocks until those of the last one are free."""
+        self._show(self._status.status)
+        step = self._client.last_step
+        if self._client.ready is None or step is None or not (step.running or step.waiting):
+            self._timer.pause()
+
     async def _end_turn(self, turn: Turn) -> None:
         self._turn = None
-        self._timer.pause()
         if turn.error is None:
             await turn.answer.finish(turn.summary())
             self._history += [
@@ -234,7 +250,10 @@ class ChatApp(App[None]):
             ]
             self._show(turn.status())
             return
-        await turn.answer.finish("■ broken off" if turn.text else "")
+        if turn.text:
+            await turn.answer.finish("■ broken off")
+        else:
+            await turn.answer.remove()
         await self._transcript.add(Failure(turn.error))
         self._told = turn.error
         self._restore(turn.prompt)
@@ -246,6 +265,11 @@ class ChatApp(App[None]):
             self._prompt.put(text)
 
     # Actions
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What acts on the transcript is off under another screen, which has such keys of its own."""
+        covered = len(self.screen_stack) > 1
+        return not (covered and action in _OF_TRANSCRIPT) and super().check_action(action, parameters)
 
     async def action_stop(self) -> None:
         turn = self._turn
@@ -259,7 +283,6 @@ class ChatApp(App[None]):
         if turn.stream is not None:
             turn.stream.close()
         self._turn = None
-        self._timer.pause()
         await turn.asked.remove()
         await turn.answer.remove()
         self._restore(turn.prompt)
@@ -282,7 +305,6 @@ class ChatApp(App[None]):
     async def action_new_chat(self) -> None:
         if self._turn is not None:
             turn, self._turn = self._turn, None
-            self._timer.pause()
             if turn.stream is not None:
                 turn.stream.close()
         self._history = self._opening.copy()

@@ -21,7 +21,7 @@ class Prompt(TextArea):
     ]
 
     class Sent(Message):
-        """The user sent `text`."""
+        """The user sent `text`; "" is Enter on an empty prompt."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -60,11 +60,11 @@ class Prompt(TextArea):
         await self.run_action(active.binding.action)
 
     def action_send(self) -> None:
-        text = self.text.strip()
+        text = self.text if self.text.strip() else ""
         if text:
             self.put("")
             self.remember(text)
-            self.post_message(self.Sent(text))
+        self.post_message(self.Sent(text))
 
     def action_newline(self) -> None:
         self.insert("\n")

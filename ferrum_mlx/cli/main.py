@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module
@@ -9,6 +10,7 @@ from importlib import import_module
 import click
 
 from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.sanitize import sanitize
 
 # command → (where it is, what --help says of it)
 _COMMANDS = {
@@ -54,7 +56,15 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Entry point: runs the command line and exits; every error is one line on stderr."""
-    sys.exit(_run(sys.argv[1:]))
+    code = _run(sys.argv[1:])
+    if code == _INTERRUPTED:
+        # An engine's build cannot be stopped, and an interpreter that shuts down while MLX works in its
+        # thread aborts the process. The clients are closed by now; only the streams are left to flush.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(args: list[str]) -> int:
@@ -81,5 +91,5 @@ def _run(args: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo("ferrum-mlx: " + " ".join(message.split()), err=True)
+    click.echo("ferrum-mlx: " + " ".join(sanitize(message).split()), err=True)
     return code

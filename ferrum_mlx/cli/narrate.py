@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from ferrum_mlx.messages import Finished, Ready
+from ferrum_mlx.sanitize import sanitize
 
 
 def say(what: str) -> None:
-    """One line of narration."""
-    click.echo(what, err=True)
+    """One line of narration, safe for a terminal: a model's files may have worded it."""
+    click.echo(sanitize(what), err=True)
 
 
 def introduce(ready: Ready) -> None:

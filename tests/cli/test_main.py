@@ -12,7 +12,8 @@ from collections.abc import Callable
 import click
 import pytest
 
-from ferrum_mlx.cli import main
+from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.cli import main, narrate
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -76,6 +77,12 @@ def test_unexpected_error_is_one_line_and_tells_how_to_see_more(
         main._run([])
 
 
+def test_control_codes_of_a_model_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    main._fail("the chat template refuses: \x1b]0;owned\x07\x9b2J", 1)
+    narrate.say("note: \x1b[2Jgone")
+    assert capsys.readouterr() == ("", "ferrum-mlx: the chat template refuses: ]0;owned2J\nnote: [2Jgone\n")
+
+
 def test_debug_shows_the_traceback(ferrum: Run) -> None:
     done = ferrum("run", "--max-tokens", "0", "hi", FERRUM_DEBUG="1")
     assert done.returncode == 1
@@ -95,6 +102,21 @@ def test_ctrl_c_is_130_without_a_traceback() -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+def test_ctrl_c_while_the_model_loads_is_130_and_no_abort(smollm2: ResolvedModel) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ferrum_mlx", "run", "--model", str(smollm2.path), "go"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "reading the weights" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, "")
 
 
 def test_closed_pipe_is_quiet() -> None:

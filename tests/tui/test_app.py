@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Markdown, Static
 
-from ferrum_mlx.client import EngineClient
+from ferrum_mlx.client import EngineClient, RequestStream
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import ModelNotFoundError
+from ferrum_mlx.messages import Ready
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_tui.app import ChatApp
 from ferrum_tui.help import HelpScreen
@@ -136,11 +139,27 @@ async def test_newlines_and_enter(app: ChatApp, stage: Any) -> None:
         await ready(pilot)
         await pilot.press("enter")
         assert not app.query(UserMessage)
+        await pilot.press("space", "ctrl+j", "enter")
+        assert not app.query(UserMessage)
+        assert prompt(pilot) == " \n"
+        app.query_one(Prompt).put("")
         await pilot.press("a", "ctrl+j", "b", "shift+enter", "c", "alt+enter", "d")
         assert prompt(pilot) == "a\nb\nc\nd"
         await pilot.press("enter")
         await until(pilot, lambda: answers(pilot) == ["ok"])
     assert stage.seen == ["\0a\nb\nc\nd"]
+
+
+async def test_what_is_sent_keeps_its_indentation(app: ChatApp, stage: Any) -> None:
+    code = "    if x:\n        pass\n"
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        app.query_one(Prompt).put(code)
+        await pilot.press("enter")
+        await until(pilot, lambda: answers(pilot) == ["ok"])
+        await pilot.press("up")
+        assert prompt(pilot) == code
+    assert stage.seen == ["\0" + code]
 
 
 async def test_up_and_down_walk_through_what_was_sent(app: ChatApp, stage: Any) -> None:
@@ -177,6 +196,7 @@ async def test_esc_keeps_a_partial_answer_marked_stopped(app: ChatApp, stage: An
         stage.allow(1)
         await until(pilot, lambda: "stopped" in below(pilot))
         assert answers(pilot)[0].startswith("word word")
+        await until(pilot, lambda: "KV 0/" in screen(app))
         stage.release()
         await type_in(pilot, "on")
         await pilot.press("enter")
@@ -191,7 +211,9 @@ async def test_esc_before_the_first_token_gives_the_prompt_back(app: ChatApp, st
         await type_in(pilot, "oops")
         await pilot.press("enter")
         await until(pilot, lambda: state(pilot) == "prefill")
+        stream = stream_of(app)
         await pilot.press("escape")
+        assert stream.ended
         assert prompt(pilot) == "oops"
         assert not app.query(UserMessage)
         assert not app.query(Answer)
@@ -256,6 +278,53 @@ async def test_keys_of_the_prompt_can_be_remapped(app: ChatApp, stage: Any) -> N
     assert stage.seen == ["\0a\nb"]
 
 
+def stream_of(app: ChatApp) -> RequestStream:
+    assert app._turn is not None
+    assert app._turn.stream is not None
+    return app._turn.stream
+
+
+async def test_a_new_chat_ends_the_answer_that_comes(app: ChatApp, stage: Any) -> None:
+    stage.answers["go"] = "word " * 400
+    stage.held = True
+    stage.allow(10)
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await type_in(pilot, "go")
+        await pilot.press("enter")
+        await until(pilot, lambda: "KV 1/" in screen(app))
+        await until(pilot, lambda: answers(pilot) == ["word word "])
+        stream = stream_of(app)  # held, so that it is closed and not only dropped
+        await pilot.press("ctrl+n")
+        assert stream.ended
+        assert not app.query(Answer)
+        stage.allow(1)
+        await until(pilot, lambda: "KV 0/" in screen(app))
+        assert app._client.last_step is not None
+        assert app._client.last_step.running == 0
+        assert state(pilot) == "ready"
+
+
+async def test_help_scrolls_on_a_small_screen_and_the_chat_below_does_not_move(app: ChatApp) -> None:
+    async with app.run_test(size=(40, 12)) as pilot:
+        await ready(pilot)
+        for i in range(20):
+            await app.query_one(Transcript).add(Remark(f"remark {i}"))
+        app.query_one(Transcript).follow()
+        await pilot.pause()
+        below = app.query_one(Transcript).scroll_offset.y
+        await pilot.press("f1")
+        await pilot.pause()
+        box = app.screen.query_one("#help")
+        await pilot.press("pagedown")
+        await until(pilot, lambda: box.scroll_offset.y > 0)
+        await pilot.press("pageup", "ctrl+n")
+        await until(pilot, lambda: box.scroll_offset.y == 0)
+        await pilot.press("escape")
+        assert app.query_one(Transcript).scroll_offset.y == below
+        assert len(app.query(Remark)) == 20
+
+
 async def test_help_and_commands(app: ChatApp) -> None:
     async with app.run_test() as pilot:
         await ready(pilot)
@@ -309,6 +378,43 @@ async def test_engine_that_dies_mid_answer_is_replaced_and_no_text_is_lost(app: 
         await until(pilot, lambda: len(answers(pilot)) == 2 and answers(pilot)[1] == stage.answers["go"])
 
 
+async def test_engine_that_dies_before_the_screen_takes_it_up_is_not_called_ready(
+    app: ChatApp,
+) -> None:
+    start = app._client.start
+
+    def start_and_die() -> Ready:
+        announced = start()
+        app._client._dispatch(app._client._life, [died("killed at once")])
+        return announced
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(app._client, "start", start_and_die)
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: state(pilot) == "failed")
+        assert "killed at once" in screen(app)
+        patch.undo()
+        await type_in(pilot, "go")
+        await pilot.press("enter")
+        await until(pilot, lambda: answers(pilot) == ["ok"])
+        assert len(app.query(Failure)) == 1
+
+
+async def test_launch_without_disk_is_told_and_enter_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    app = ChatApp(EngineConfig(backend="fake"), SamplingParams())
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", full)
+        async with app.run_test() as pilot:
+            await until(pilot, lambda: state(pilot) == "failed")
+            assert "No space left on device" in str(app.query_one(Failure).content)
+            patch.undo()
+            await pilot.press("enter")
+            await ready(pilot)
+
+
 async def test_engine_that_dies_idle_is_told_and_replaced(app: ChatApp, stage: Any) -> None:
     async with app.run_test() as pilot:
         await ready(pilot)
@@ -349,6 +455,7 @@ async def test_failed_start_gives_a_waiting_prompt_back(app: ChatApp, stage: Any
         stage.may_build.set()
         await until(pilot, lambda: state(pilot) == "failed")
         await until(pilot, lambda: prompt(pilot) == "early")
+        assert not app.query(Answer)  # of which no word came
 
 
 async def test_notes_and_backend_are_shown(app: ChatApp, stage: Any) -> None:

@@ -98,6 +98,20 @@ async def test_open_fence_looks_like_code() -> None:
         assert piece.has_class("code")
 
 
+async def test_a_selection_is_the_text_and_not_its_lines_on_screen() -> None:
+    paragraph = "A paragraph that is wrapped, in so few columns, more than once."
+    code = "def f():\n    x = [1, 2]\n\n    return x  # longer than the screen is wide"
+    streamed = StreamedMarkdown()
+    page = Page(streamed)
+    async with page.run_test(size=(24, 30)) as pilot:
+        await streamed.feed(f"{paragraph}\n\n```python\n{code}\n```\n\n{paragraph}")
+        await pilot.pause()
+        await pilot.mouse_down(offset=(0, 0))
+        await pilot.hover(offset=(23, 29))
+        await pilot.mouse_up(offset=(23, 29))
+        assert page.screen.get_selected_text() == f"{paragraph}\n{code}\n{paragraph}"
+
+
 async def test_a_long_open_block_redraws_only_its_end() -> None:
     streamed = StreamedMarkdown()
     lines = [f"line {i}\n" for i in range(200)]

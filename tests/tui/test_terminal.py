@@ -123,7 +123,7 @@ def test_killed_engine_is_replaced_under_the_screen(terminal: Terminal) -> None:
     terminal.wait_for("ready")
     (child,) = children(terminal.process.pid)
     os.kill(child, signal.SIGKILL)
-    terminal.wait_for("SIGKILL")
+    terminal.wait_for("killed by signal 9")
     terminal.wait_for("ready")
     terminal.type("hello\r")
     terminal.wait_for("TTFT")

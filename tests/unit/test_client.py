@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +24,9 @@ from ferrum_mlx.client import EngineClient, RequestStream
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError, ContextLengthError, EngineDiedError, UsageError
-from ferrum_mlx.messages import Delta, Failed, Finished
+from ferrum_mlx.messages import Command, Delta, Died, Failed, Finished, Ready
 from ferrum_mlx.sampling import SamplingParams
-from ferrum_mlx.transport import ProcessTransport
+from ferrum_mlx.transport import Post, ProcessTransport
 
 FAKE = EngineConfig(backend="fake")
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -68,9 +72,7 @@ def child_pid(client: EngineClient) -> int:
 
 
 def wait_until_idle(client: EngineClient) -> None:
-    """Send a probe, and see that it was all that ran and that no block is left in use."""
-    end = list(client.submit("probe", SamplingParams(max_tokens=2, ignore_eos=True)))[-1]
-    assert isinstance(end, Finished)
+    """See that nothing runs and that no block is left in use."""
     until(lambda: client.last_step is not None and client.last_step.kv.used_blocks == 0)
     assert client.last_step is not None
     assert (client.last_step.running, client.last_step.waiting) == (0, 0)
@@ -226,19 +228,152 @@ def test_request_ids_are_unique_among_open_requests(make: Make) -> None:
     stream.close()
 
 
-def test_step_that_raises_is_death_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_engine(*args: object) -> Engine:
-        engine = real_build(FAKE)
-        monkeypatch.setattr(engine, "step", lambda: 1 // 0)
-        return engine
+def test_automatic_ids_pass_over_those_in_use(make: Make) -> None:
+    client = make(LONG_CONTEXT)
+    client.start(WAIT)
+    streams = [client.submit("go on", ENDLESS, request_id="2")]
+    streams += [client.submit("go on", ENDLESS) for _ in range(2)]
+    assert [stream.request_ids for stream in streams] == [("2",), ("1",), ("3",)]
+    with pytest.raises(UsageError, match="same"):
+        client.submit_all([("a", SHORT), ("b", SHORT)], ["same", "same"])
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines that this process builds."""
+    engines: list[Engine] = []
+
+    def building(*args: object) -> Engine:
+        engines.append(real_build(FAKE))
+        return engines[-1]
 
     real_build = build.build_engine
-    monkeypatch.setattr(build, "build_engine", broken_engine)
+    monkeypatch.setattr(build, "build_engine", building)
+    return engines
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_engine_is_shut_down_at_its_end(
+    built: list[Engine], monkeypatch: pytest.MonkeyPatch, crash: bool
+) -> None:
+    shut: list[bool] = []
+    with EngineClient.in_thread(FAKE) as client:
+        client.start(WAIT)
+        monkeypatch.setattr(built[0], "shutdown", lambda: shut.append(True))
+        if crash:
+            monkeypatch.setattr(built[0], "step", lambda: 1 // 0)
+            list(client.submit("hello"))
+        assert bool(shut) == crash
+    assert shut == [True]
+
+
+@pytest.mark.parametrize(
+    ("fault", "of_memory"),
+    [
+        (ZeroDivisionError("division by zero"), False),
+        (MemoryError(), True),
+        (RuntimeError("[malloc] Unable to allocate 9 bytes"), True),
+        (RuntimeError("CUDA out of memory"), True),
+    ],
+)
+def test_advice_on_memory_is_given_where_memory_is_the_matter(
+    built: list[Engine], monkeypatch: pytest.MonkeyPatch, fault: Exception, of_memory: bool
+) -> None:
+    def step() -> None:
+        raise fault
+
+    with EngineClient.in_thread(FAKE) as client:
+        client.start(WAIT)
+        monkeypatch.setattr(built[0], "step", step)
+        (event,) = client.submit("hello")
+        assert isinstance(event, Failed)
+        assert ("--kv-memory" in str(event.error)) == of_memory
+
+
+class Scripted:
+    """A transport without an engine: the test posts what it would say."""
+
+    posts: list[Post]
+
+    def __init__(self, config: EngineConfig, post: Post) -> None:
+        self.posts.append(post)
+
+    def send(self, command: Command) -> None: ...
+
+    def stop(self, patience: float) -> None: ...
+
+
+@pytest.fixture
+def announced() -> Ready:
+    with EngineClient.in_thread(FAKE) as client:
+        return client.start(WAIT)
+
+
+def test_late_word_of_an_old_engine_is_not_the_new_one_s(announced: Ready) -> None:
+    Scripted.posts = []
+    died: list[Exception] = []
+    client = EngineClient(FAKE, Scripted, on_died=died.append)
+
+    def launch(start: Callable[[float], Ready]) -> None:
+        starter = threading.Thread(target=start, args=(WAIT,))
+        before = len(Scripted.posts)
+        starter.start()
+        until(lambda: len(Scripted.posts) > before)
+        Scripted.posts[-1]([announced])
+        starter.join(WAIT)
+
+    launch(client.start)
+    launch(client.restart)
+    stream = client.submit("hello")
+    Scripted.posts[0]([Delta("1", "late", (1,)), Died(EngineDiedError("long gone"))])
+    assert (client.ready, client.death, died, stream.drain()) == (announced, None, [], [])
+    Scripted.posts[1]([Delta("1", "mine", (1,)), Died(EngineDiedError("now")), Delta("1", "more", (2,))])
+    assert [type(event) for event in stream] == [Delta, Failed]
+    assert len(died) == 1
+
+
+@pytest.mark.parametrize("form", [EngineClient.in_thread, EngineClient.in_process])
+def test_closed_before_its_start_launches_nothing(form: Callable[[EngineConfig], EngineClient]) -> None:
+    client = form(FAKE)
+    client.close()
+    with pytest.raises(EngineDiedError, match="closed"):
+        client.start(WAIT)
+    assert client._transport is None
+
+
+def test_closing_a_stream_wakes_who_waits_for_it(announced: Ready) -> None:
+    Scripted.posts = []
+    client = EngineClient(FAKE, Scripted)
+    client._launch()
+    stream = client.submit("hello")
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(list(stream)), daemon=True)
+    waiter.start()
+    until(lambda: bool(stream._mailbox._arrived._waiters))  # type: ignore[attr-defined]
+    stream.close()
+    waiter.join(WAIT)
+    assert got == [[]]
+
+
+async def test_closing_a_stream_wakes_a_task_that_waits_for_it() -> None:
+    Scripted.posts = []
+    client = EngineClient(FAKE, Scripted)
+    client._launch()
+    stream = client.submit("hello")
+    waiting = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    assert stream._mailbox._waiters
+    stream.close()
+    assert await asyncio.wait_for(waiting, WAIT) is None
+
+
+def test_step_that_raises_is_death_not_a_hang(built: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     died: list[Exception] = []
     client = EngineClient.in_thread(FAKE)
     client.on_died = died.append
     with client:
         client.start(WAIT)
+        monkeypatch.setattr(built[0], "step", lambda: 1 // 0)
         (event,) = client.submit("hello")
         assert isinstance(event, Failed)
         assert "ZeroDivisionError" in str(event.error)
@@ -246,8 +381,8 @@ def test_step_that_raises_is_death_not_a_hang(monkeypatch: pytest.MonkeyPatch) -
         until(lambda: died == [event.error])
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGABRT, "SIGABRT")])
-def test_killed_child_fails_its_streams_and_restarts(number: int, name: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGRTMIN + 6])  # the last: no name
+def test_killed_child_fails_its_streams_and_restarts(number: int) -> None:
     died: list[Exception] = []
     with EngineClient.in_process(LONG_CONTEXT, on_died=died.append) as client:
         client.start(WAIT)
@@ -259,7 +394,8 @@ def test_killed_child_fails_its_streams_and_restarts(number: int, name: str) -> 
             end = list(stream)[-1]
             assert isinstance(end, Failed)
             assert isinstance(end.error, EngineDiedError)
-            assert name in str(end.error)
+            assert f"killed by signal {int(number)} ({signal.strsignal(number)})" in str(end.error)
+            assert "--kv-memory" in str(end.error)
         assert client.ready is None
         assert isinstance(next(client.submit("hello")), Failed)
         client.restart(WAIT)
@@ -295,6 +431,59 @@ def test_exit_code_and_last_words_of_a_child_are_told(capfd: pytest.CaptureFixtu
         assert "exit code 7" in str(end.error)
         assert "out of Metal memory" in str(end.error)
     assert capfd.readouterr() == ("", "")
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+@pytest.mark.parametrize(("owner", "name"), [(tempfile, "TemporaryFile"), (subprocess, "Popen")])
+def test_launch_without_disk_or_processes_is_told_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    client = EngineClient.in_process(FAKE)
+    before = open_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, full)
+        with pytest.raises(EngineDiedError, match=r"No space left.*TMPDIR"):
+            client.start(WAIT)
+    assert open_files() <= before
+    with client:
+        assert client.restart(WAIT).backend == "fake"
+
+
+class Unpicklable(str):
+    def __reduce__(self) -> str:
+        raise pickle.PicklingError("not this one")
+
+
+def test_request_that_cannot_be_sent_fails_alone() -> None:
+    with EngineClient.in_process(FAKE) as client:
+        client.start(WAIT)
+        (event,) = client.submit(Unpicklable("hello"))
+        assert isinstance(event, Failed)
+        assert isinstance(event.error, UsageError)
+        assert "not this one" in str(event.error)
+        assert len(text_of(client.submit("hello", SHORT))) == 12
+
+
+def test_child_whose_word_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EngineClient.in_process(LONG_CONTEXT) as client:
+        client.start(WAIT)
+        transport = client._transport
+        assert isinstance(transport, ProcessTransport)
+
+        def unreadable() -> None:
+            raise pickle.UnpicklingError("bits have flipped")
+
+        monkeypatch.setattr(transport._pipe, "recv", unreadable)
+        end = list(client.submit("go on", ENDLESS))[-1]
+        assert isinstance(end, Failed)
+        assert "bits have flipped" in str(end.error)
+        assert transport._process.returncode is not None
 
 
 def test_ctrl_c_of_a_terminal_does_not_reach_the_child() -> None:

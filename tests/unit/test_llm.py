@@ -35,7 +35,7 @@ def wait_until_idle(llm: LLM) -> None:
     deadline = time.monotonic() + 60
     while llm.metrics().kv.used_blocks or llm.metrics().running:
         assert time.monotonic() < deadline
-        llm.generate("x", SamplingParams(max_tokens=1))
+        time.sleep(0.01)
 
 
 def test_outputs_keep_the_order_of_the_prompts(llm: LLM) -> None:
@@ -47,6 +47,13 @@ def test_outputs_keep_the_order_of_the_prompts(llm: LLM) -> None:
     assert len(first.token_ids) == first.usage.completion_tokens == 12
     assert first.usage.prompt_tokens == 3
     assert first.timings.ttft_s > 0
+
+
+def test_outputs_keep_the_order_when_later_prompts_end_first(llm: LLM) -> None:
+    lengths = [40, 3, 20, 1]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+    outputs = llm.generate(["one", "a much longer prompt " * 9, "3", "four"], params)
+    assert [len(output.token_ids) for output in outputs] == lengths
 
 
 def test_one_stands_for_a_list_of_one(llm: LLM) -> None:
