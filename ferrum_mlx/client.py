@@ -294,7 +294,7 @@ class EngineClient:
         with self._changed:
             transport = self._transport
             patience = _PATIENCE if self.ready else 0.0  # a build cannot be interrupted, so is not waited for
-            self._die(EngineDiedError("the engine is closed"))
+            self._die(EngineDiedError("the engine is closed", next_step="call restart(), or make a new one"))
             self._life += 1
         if transport is not None:
             transport.stop(patience)

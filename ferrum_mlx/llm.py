@@ -234,13 +234,17 @@ def _ordered(deltas: list[OutputDelta]) -> list[RequestOutput]:
 def _as_prompts(prompts: TextPrompts) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise UsageError(
+            f"prompts is {prompts!r}", "allowed: a text, a list of token ids, or a list of these"
+        )
     if prompts and all(isinstance(part, int) for part in prompts):
         return [[part for part in prompts if isinstance(part, int)]]
     return [prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts]
 
 
 def _token_ids(prompt: object) -> Prompt:
-    if isinstance(prompt, Sequence):
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         ids = [part for part in prompt if isinstance(part, int)]
         if len(ids) == len(prompt):
             return ids
@@ -248,6 +252,10 @@ def _token_ids(prompt: object) -> Prompt:
 
 
 def _as_conversations(conversations: Conversations) -> list[Prompt]:
+    if not isinstance(conversations, Sequence):
+        raise UsageError(
+            f"conversations is {conversations!r}", "allowed: a list of messages, or a list of such"
+        )
     single = bool(conversations) and all(isinstance(part, dict) for part in conversations)
     return [_messages(conversation) for conversation in ([conversations] if single else conversations)]
 
@@ -265,6 +273,8 @@ def _messages(conversation: object) -> Prompt:
 def _with_params(prompts: list[Prompt], params: Params) -> list[tuple[Prompt, SamplingParams]]:
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params or SamplingParams()) for prompt in prompts]
+    if isinstance(params, dict) or not all(isinstance(each, SamplingParams) for each in params):
+        raise UsageError(f"params is {params!r}", "allowed: SamplingParams, one for all prompts or one each")
     if len(params) != len(prompts):
         raise UsageError(
             f"there are {len(params)} params for {len(prompts)} prompts", "allowed: one, or one each"

@@ -61,6 +61,9 @@ class StreamedMarkdown(Vertical):
         if self._last_closed is None or not self._room:
             self._last_closed, self._room = Markdown(parser_factory=_parser), _BLOCKS
             await self.mount(self._last_closed)
+            if not self._last_closed.is_attached:  # the screen is closing and mounts nothing any more
+                self._last_closed = None
+                return
         self._room -= 1
         await self._last_closed.append(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from importlib import import_module
@@ -56,6 +57,9 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Entry point: runs the command line and exits; every error is one line on stderr."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the shell: `<&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     code = _run(sys.argv[1:])
     if code == _INTERRUPTED:
         # An engine's build cannot be stopped, and an interpreter that shuts down while MLX works in its
@@ -74,6 +78,9 @@ def _run(args: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ferrum-mlx"
         return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", error.exit_code)
@@ -86,6 +93,8 @@ def _run(args: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and error.filename is None:
+            return _fail(f"cannot write the output: {os.strerror(error.errno)}; write it elsewhere", 1)
         said = f"{type(error).__name__}: {error}"
         return _fail(f"an unexpected error, {said}; set FERRUM_DEBUG=1 for the traceback", 1)
 

@@ -139,3 +139,21 @@ def test_closed_pipe_is_quiet() -> None:
     assert process.returncode == 1
     assert "Traceback" not in err
     assert "ferrum-mlx:" not in err
+
+
+@pytest.mark.parametrize("redirect", ["<&-", ">/dev/full", "--json >/dev/full", ">&-"])
+def test_closed_and_full_streams_are_no_unexpected_errors(redirect: str) -> None:
+    prompt = "" if redirect == "<&-" else "hi"
+    command = f"{sys.executable} -m ferrum_mlx run --backend fake --max-tokens 4 {prompt} {redirect}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert "unexpected" not in done.stderr
+    assert "Traceback" not in done.stderr
+    if "full" in redirect:
+        assert done.returncode == 1
+        assert "cannot write the output: No space left on device" in done.stderr
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    done = subprocess.run([sys.executable, "-m", "ferrum_mlx", "models"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Commands:\n" in done.stderr

@@ -178,3 +178,15 @@ def test_public_names_are_there_and_lazy() -> None:
     assert set(ferrum_mlx.__all__) <= set(dir(ferrum_mlx))
     with pytest.raises(AttributeError, match="nothing_here"):
         _ = ferrum_mlx.nothing_here
+
+
+@pytest.mark.parametrize("prompts", [5, None, b"hi", [5, "a"], [b"hi"]])
+def test_prompts_of_a_wrong_type_are_refused_by_name(prompts: object) -> None:
+    with LLM(backend="fake") as llm, pytest.raises(UsageError, match=r"prompts? is"):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, [{"max_tokens": 3}]])
+def test_params_of_a_wrong_type_are_refused_by_name(params: object) -> None:
+    with LLM(backend="fake") as llm, pytest.raises(UsageError, match="params is"):
+        llm.generate(["a"], params)
