@@ -250,13 +250,13 @@ class ChatApp(App[None]):
             ]
             self._show(turn.status())
             return
+        self._restore(turn.prompt)
         if turn.text:
             await turn.answer.finish("■ broken off")
         else:
             await turn.answer.remove()
         await self._transcript.add(Failure(turn.error))
         self._told = turn.error
-        self._restore(turn.prompt)
         self._show_idle()
 
     def _restore(self, text: str) -> None:
