@@ -54,7 +54,11 @@ _ENGINE = (
 )
 _SAMPLING = (
     click.option(
-        "--max-tokens", type=int, default=None, help="Most tokens of an answer; default: what fits."
+        "--max-tokens",
+        type=int,
+        default=512,  # small models may repeat themselves to the end of the context
+        show_default=True,
+        help="Most tokens of an answer.",
     ),
     click.option("--temperature", type=float, default=None, help="0 takes the likeliest token."),
     click.option("--top-p", type=float, default=None, help="Share of probability kept; 1 keeps all."),
