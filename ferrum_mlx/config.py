@@ -29,6 +29,10 @@ class EngineConfig:
         max_num_batched_tokens: token budget of one step.
         max_prefill_chunk: most prompt tokens of one request in a step.
         max_num_seqs: requests running at once.
+        prefix_cache: keep the KV of past tokens for prompts that begin with the same ones.
+        prefill_while_decoding: most prompt tokens of a step in which anything decodes; None is the
+            device's own figure. More admits long prompts sooner, and makes running streams wait longer.
+        events: a file to append one JSON line a step and a request's transition to; "" is none.
         offline: never touch the network.
     """
 
@@ -42,6 +46,9 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_prefill_chunk: int = 512
     max_num_seqs: int = 64
+    prefix_cache: bool = True
+    prefill_while_decoding: int | None = None
+    events: str = ""
     offline: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +66,8 @@ class EngineConfig:
         _at_least(8, "max_num_batched_tokens", self.max_num_batched_tokens)  # the load-time check's step
         if self.kv_memory is not None:
             _at_least(1, "kv_memory", self.kv_memory, "bytes, ")
+        if self.prefill_while_decoding is not None:
+            _at_least(1, "prefill_while_decoding", self.prefill_while_decoding, "tokens, ")
         if self.max_model_len is not None:
             _at_least(16, "max_model_len", self.max_model_len)
 

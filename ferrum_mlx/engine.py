@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Sequence
 from time import perf_counter
 
+from ferrum_mlx.batch import ItemResult, RowSampling, UnifiedBatch, UnifiedItem
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import ContextLengthError, FerrumError, UsageError
-from ferrum_mlx.executor import ItemResult, ModelExecutor, RowSampling, UnifiedBatch, UnifiedItem
+from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Prompt, Ready, Stepped, Submit
 from ferrum_mlx.metrics import StepStats
 from ferrum_mlx.output import OutputStream, TextCodec
@@ -193,9 +194,7 @@ def _item(scheduled: Scheduled) -> UnifiedItem:
         pos_offset=start,
         is_final_chunk=end == request.num_tokens,
         sampling=RowSampling(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
+            params=params,
             seed=request.seed,
             position=len(request.output),
         ),

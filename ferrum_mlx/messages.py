@@ -5,14 +5,17 @@ Commands go in, events come out. The same ones serve an engine in a thread and i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from ferrum_mlx.batch import TokenLogprobs
 from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.executor import ModelInfo
 from ferrum_mlx.metrics import KVUsage, StepStats, Timings, Usage
+from ferrum_mlx.model_info import ModelInfo
 from ferrum_mlx.sampling import SamplingParams
 
-ChatMessage = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+ChatMessage = dict[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": text, …}
 Prompt = str | list[int] | list[ChatMessage]  # raw text, token ids, or a conversation to template
 
 
@@ -20,10 +23,30 @@ Prompt = str | list[int] | list[ChatMessage]  # raw text, token ids, or a conver
 
 
 @dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation is templated.
+
+    Attributes:
+        tools: JSON schemas of functions, as chat templates take them.
+        thinking: None leaves it to the template; templates without the switch ignore it.
+        template_args: further variables of the template.
+    """
+
+    tools: tuple[dict[str, Any], ...] = ()
+    thinking: bool | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
+    """A request. A lower `priority` goes first; `sample_index` tells the n samples of a prompt apart."""
+
     request_id: str
     prompt: Prompt
     params: SamplingParams
+    chat: ChatOptions = ChatOptions()
+    priority: int = 0
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +86,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New output of a request; text may lag behind token_ids (split characters, stop strings)."""
+    """New output of a request; text may lag behind token_ids (split characters, stop strings).
+
+    `thinking` is what a reasoning model says to itself; it is no part of `text`.
+    """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
+    thinking: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token id, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +106,7 @@ class Finished:
     finish_reason: str
     usage: Usage
     timings: Timings
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's second token on, if asked for
 
 
 @dataclass(frozen=True, slots=True)

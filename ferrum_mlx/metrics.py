@@ -30,15 +30,53 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """Blocks of the KV pools; a group's pool is counted in its own blocks, then summed."""
+    """Blocks of the KV pools; a group's pool is counted in its own blocks, then summed.
+
+    Attributes:
+        used_blocks: in use by at least one request.
+        shared_blocks: of those, in use by more than one.
+        cached_blocks: in use by none, but findable by a prompt with the same tokens; free for anyone.
+    """
 
     block_size: int
     total_blocks: int
     used_blocks: int
+    shared_blocks: int = 0
+    cached_blocks: int = 0
 
     @property
     def free_blocks(self) -> int:
         return self.total_blocks - self.used_blocks
+
+
+FREE, CACHED = 0, -1  # states of a block in a KVMap; above 0, how many requests use it
+
+
+@dataclass(frozen=True, slots=True)
+class KVMap:
+    """Every block of every KV group's pool: FREE, CACHED, or how many requests use it."""
+
+    groups: tuple[str, ...]  # "full", "window 512", "state"
+    blocks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMetrics:
+    """The prefix cache since the engine started; a hit or a miss is one admission of a prompt."""
+
+    enabled: bool
+    block_size: int
+    kv_dtype: str
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    saved_prefill_tokens: int = 0
+    entries: int = 0  # blocks that a prompt can find now, in use or not
+    bytes: int = 0  # of those
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / total if (total := self.hits + self.misses) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

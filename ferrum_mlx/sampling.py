@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ferrum_mlx.errors import UsageError
 
@@ -14,21 +15,56 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most output tokens; None is as many as the context leaves.
+        min_tokens: no end-of-sequence and no stop before that many output tokens.
         temperature: 0 is greedy, and so is anything below 1e-5, as in vLLM.
         top_p: keep the smallest set of tokens whose probability reaches it, 0 < top_p <= 1.
         top_k: keep the k likeliest tokens; 0 keeps all.
-        seed: noise is a pure function of (seed, output position); None draws a fresh seed.
+        min_p: keep tokens at least this fraction as likely as the likeliest; 0 keeps all.
+        xtc_probability: how often all but the least likely of the tokens above xtc_threshold are dropped.
+        xtc_threshold: probability, 0 to 0.5.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the
+            output; 1 is off.
+        presence_penalty, frequency_penalty: taken off the logits of tokens in the output, once and per
+            occurrence; 0 is off.
+        logit_bias: token id → added to its logit.
+        banned_token_ids: never sampled.
+        bad_words: texts whose last token is never sampled behind the others.
+        n: samples of the same prompt, each with noise of its own; they share the prompt's KV blocks.
+        seed: noise is a pure function of (seed, sample index, output position); None draws a fresh seed.
         stop: texts at which the output ends; they are not part of it.
+        stop_token_ids: ids at which the output ends, besides the model's own.
         ignore_eos: go on past the model's end-of-sequence tokens (benchmarks).
+        logprobs: None for none, else each output token's own and as many of the likeliest.
+        prompt_logprobs: the same of the prompt's tokens.
     """
 
     max_tokens: int | None = None
+    min_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a row's logits depend on the ids before it, beyond what the model makes of them."""
+        penalties = (self.repetition_penalty - 1.0, self.presence_penalty, self.frequency_penalty)
+        return any(penalties) or bool(self.bad_words)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -57,3 +93,6 @@ def _number(value: object) -> bool:
 
 def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+GREEDY = SamplingParams()

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from ferrum_mlx.capacity import Admitted, CacheCompletion, Deferred, KvSlotRequest, Rejected
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import CapacityError, ContextLengthError
-from ferrum_mlx.executor import Admitted, Deferred, KvSlotRequest, ModelExecutor, Rejected
+from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.request import Request, RequestState
 
 
@@ -57,8 +58,11 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         if request.cache_id is not None:
-            end = self._executor.complete_cache if completed else self._executor.release_cache
-            end(request.cache_id)
+            if completed:
+                usage = len(request.prompt), len(request.output)
+                self._executor.complete_cache(CacheCompletion(request.request_id, request.cache_id, *usage))
+            else:
+                self._executor.release_cache(request.cache_id)
         request.cache_id, request.state = None, RequestState.FINISHED
 
     def take_rejected(self) -> list[tuple[Request, ContextLengthError]]:

@@ -10,24 +10,22 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import final
 
-from ferrum_mlx.errors import ContextLengthError, ContractError
-from ferrum_mlx.executor import (
+from ferrum_mlx.batch import ItemResult, UnifiedBatch, UnifiedItem
+from ferrum_mlx.capacity import (
     Admission,
     Admitted,
+    CacheCompletion,
+    CapacityVersion,
     Deferred,
-    ExecutorState,
-    ExecutorStatus,
-    ItemResult,
     KvSlotRequest,
     KvSlotReservation,
-    ModelExecutor,
-    Pending,
     Rejected,
-    UnifiedBatch,
-    UnifiedItem,
 )
+from ferrum_mlx.errors import ContextLengthError, ContractError
+from ferrum_mlx.executor import ModelExecutor, Pending
 from ferrum_mlx.kv.manager import KVManager
-from ferrum_mlx.metrics import KVUsage
+from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
+from ferrum_mlx.model_info import ExecutorState, ExecutorStatus, StateSpec
 
 
 class PagedExecutor(ModelExecutor):
@@ -64,10 +62,15 @@ class PagedExecutor(ModelExecutor):
         return self._max_tokens
 
     @property
-    def capacity_version(self) -> int:
-        return self.kv.version
+    def capacity(self) -> CapacityVersion:
+        return self.kv.capacity
 
-    def try_admit_prefill(self, request_id: str, prompt: Sequence[int]) -> Admission:
+    def recurrent_state_spec(self) -> tuple[StateSpec, ...] | None:
+        return None
+
+    def try_admit_prefill(
+        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
+    ) -> Admission:
         if len(self.kv) >= self._max_seqs:
             return Deferred(shortfall=0)
         if request_id in self._admissions:
@@ -105,13 +108,25 @@ class PagedExecutor(ModelExecutor):
             raise ContractError("a step is in flight", next_step="take its result first")
         self.kv.truncate(cache_id, new_len)
 
+    def kv_map(self) -> KVMap:
+        return self.kv.map()
+
+    def cache_metrics(self) -> CacheMetrics:
+        return self.kv.cache_metrics()
+
+    def preempt(self, request_id: str, cache_id: int) -> None:
+        self.release_cache(cache_id)
+
+    def discard_prefill(self, cache_id: int) -> None:
+        self.release_cache(cache_id)
+
     def releasable_blocks(self, cache_id: int) -> int:
         return self.kv.releasable(cache_id)
 
-    def complete_cache(self, cache_id: int) -> None:
-        if cache_id not in self.kv:
-            raise ContractError(f"there is no cache {cache_id} to complete")
-        self.release_cache(cache_id)
+    def complete_cache(self, completion: CacheCompletion) -> None:
+        if completion.cache_id not in self.kv:
+            raise ContractError(f"there is no cache {completion.cache_id} to complete")
+        self.release_cache(completion.cache_id)
 
     def release_cache(self, cache_id: int) -> None:
         self._forget_admissions({cache_id})
@@ -198,7 +213,7 @@ class PagedExecutor(ModelExecutor):
 
 
 def _check_results(batch: UnifiedBatch, results: list[ItemResult]) -> None:
-    wanted = [(item.cache_id, item.num_rows_out) for item in batch.items]
+    wanted = [(item.cache_id, item.num_sampled) for item in batch.items]
     got = [(result.cache_id, len(result.token_ids)) for result in results]
     if wanted != got:
         raise ContractError(f"the backend answered (cache, rows) {got}", f"allowed: {wanted}")

@@ -14,21 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ferrum_mlx.backends.base import PagedExecutor
+from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedBatch, UnifiedItem
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer
-from ferrum_mlx.executor import (
-    Capabilities,
-    ExecutorState,
-    ItemResult,
-    LogitsPolicy,
-    MemoryRequirements,
-    ModelInfo,
-    Pending,
-    RowSampling,
-    UnifiedBatch,
-    UnifiedItem,
-)
+from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVGroup, KVManager
+from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
 
 VOCAB_SIZE = 258  # the bytes, then end-of-sequence and begin-of-turn
 EOS = 256
@@ -38,7 +29,7 @@ Script = Callable[[Sequence[int], RowSampling], int]
 
 def hashed(tokens: Sequence[int], sampling: RowSampling) -> int:
     """A lower-case letter or a space out of all tokens so far (and, when sampling, the noise)."""
-    noise = (sampling.seed, sampling.sample_index, sampling.position) if sampling.temperature else ()
+    noise = (sampling.seed, sampling.sample_index, sampling.position) if sampling.params.temperature else ()
     digest = hashlib.blake2b(repr((list(tokens), noise)).encode(), digest_size=2).digest()
     return b"abcdefghijklmnopqrstuvwxyz     "[int.from_bytes(digest, "big") % 31]
 
@@ -96,6 +87,8 @@ class FakeExecutor(PagedExecutor):
         return Capabilities(
             max_batch_size=self._max_seqs,
             max_sequence_length=self.max_model_len,
+            prefill_while_decoding=self._max_tokens,
+            prefix_cache=False,
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
             attention_kinds=("full",),
             speculative_decoding=True,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ferrum_mlx.capacity import CapacityVersion, KvSlotRequest, KvSlotReservation
 from ferrum_mlx.errors import CapacityError, ContextLengthError, ContractError
-from ferrum_mlx.executor import KvSlotRequest, KvSlotReservation
 from ferrum_mlx.kv.block_pool import NULL_BLOCK, BlockPool
-from ferrum_mlx.metrics import KVUsage
+from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class KVManager:
         self.groups = tuple(groups)
         self.num_blocks = tuple(num_blocks)
         self.block_size = block_size
-        self.version = 0  # grows whenever blocks are released
+        self.capacity = CapacityVersion()
         self._max_step_tokens = max_step_tokens
         self._pools = [BlockPool(count) for count in num_blocks]
         self._sequences: dict[int, _Sequence] = {}
@@ -129,7 +129,7 @@ class KVManager:
             del table[keep:]
             seq.left[g] = min(seq.left[g], keep)
         seq.length = new_len
-        self.version += 1
+        self.capacity.bump()
 
     def release(self, cache_id: int) -> None:
         """Free everything the sequence owns; an unknown cache is one released before."""
@@ -138,7 +138,7 @@ class KVManager:
             return
         for pool, table in zip(self._pools, seq.tables, strict=True):
             pool.free(table)
-        self.version += 1
+        self.capacity.bump()
 
     def releasable(self, cache_id: int) -> int:
         seq = self._get(cache_id)
@@ -193,6 +193,12 @@ class KVManager:
             used_blocks=sum(pool.num_used for pool in self._pools),
         )
 
+    def map(self) -> KVMap:
+        raise NotImplementedError
+
+    def cache_metrics(self) -> CacheMetrics:
+        raise NotImplementedError
+
     # Inside
 
     def _get(self, cache_id: int) -> _Sequence:
@@ -244,4 +250,4 @@ class KVManager:
                 pool.free([table[i]])
                 table[i] = NULL_BLOCK
                 seq.left[g] = i + 1
-                self.version += 1
+                self.capacity.bump()

@@ -11,7 +11,7 @@ import pytest
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.executor import ModelInfo
+from ferrum_mlx.model_info import ModelInfo
 
 Build = Callable[..., PagedExecutor]
 

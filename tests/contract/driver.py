@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum_mlx.executor import (
-    Admitted,
-    ItemResult,
-    KvSlotRequest,
-    LogitsPolicy,
-    ModelExecutor,
-    RowSampling,
-    UnifiedItem,
-)
+from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedItem
+from ferrum_mlx.capacity import Admitted, CacheCompletion, KvSlotRequest
+from ferrum_mlx.executor import ModelExecutor
 
 _names = iter(range(10**9))
 
@@ -53,7 +47,7 @@ def generate(
         start = end
         output += result.token_ids
         known += result.token_ids
-    executor.complete_cache(cache_id)
+    executor.complete_cache(CacheCompletion("r", cache_id, 0, 0))
     return output
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ferrum_mlx.capacity import Admitted, CacheCompletion, Deferred, KvSlotRequest, Rejected
 from ferrum_mlx.errors import CapacityError, ContextLengthError, ContractError
-from ferrum_mlx.executor import Admitted, Deferred, KvSlotRequest, Rejected
 
 from .conftest import Build
 from .driver import admit, item, run
@@ -67,10 +67,10 @@ def test_truncate_only_shrinks_and_frees(build: Build) -> None:
     for wrong in (-1, 11):
         with pytest.raises(ContractError):
             executor.truncate_kv(a, wrong)
-    version = executor.capacity_version
+    version = executor.capacity.value
     executor.truncate_kv(a, 4)
     assert executor.releasable_blocks(a) == 1
-    assert executor.capacity_version > version
+    assert executor.capacity.value > version
     with pytest.raises(ContractError):
         executor.truncate_kv(10**6, 0)
 
@@ -79,13 +79,13 @@ def test_release_is_idempotent_and_completion_is_not(build: Build) -> None:
     executor = build()
     a = admit(executor, [1] * 10)
     run(executor, item(a, [1] * 10, 0))
-    version = executor.capacity_version
+    version = executor.capacity.value
     executor.release_cache(a)
     executor.release_cache(a)
-    assert executor.capacity_version == version + 1
+    assert executor.capacity.value == version + 1
     assert executor.kv_capacity_snapshot().used_blocks == 0
     with pytest.raises(ContractError):
-        executor.complete_cache(a)
+        executor.complete_cache(CacheCompletion("a", a, 10, 0))
 
 
 def test_an_admission_is_used_up_by_its_first_forward(build: Build) -> None:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from ferrum_mlx.backends.base import PagedExecutor
+from ferrum_mlx.batch import LogitsPolicy, RowSampling, UnifiedBatch
+from ferrum_mlx.capacity import KvSlotRequest
 from ferrum_mlx.errors import ContractError
-from ferrum_mlx.executor import KvSlotRequest, LogitsPolicy, RowSampling, UnifiedBatch
+from ferrum_mlx.sampling import SamplingParams
 
 from .driver import FULL, admit, generate, item, run
 
@@ -86,12 +88,15 @@ def test_skipping_the_truncation_changes_the_output(executor: PagedExecutor) -> 
 
 def test_a_row_s_noise_is_its_own(executor: PagedExecutor) -> None:
     """Same seed, same output: alone, chunked, and beside a neighbour; another seed differs."""
-    hot = RowSampling(temperature=1.5, seed=7)
+    hot = RowSampling(params=SamplingParams(temperature=1.5), seed=7)
     alone = generate(executor, PROMPT, 10, sampling=hot)
     assert generate(executor, PROMPT, 10, chunk=4, sampling=hot) == alone
-    assert generate(executor, PROMPT, 10, sampling=RowSampling(temperature=1.5, seed=8)) != alone
+    assert (
+        generate(executor, PROMPT, 10, sampling=RowSampling(params=SamplingParams(temperature=1.5), seed=8))
+        != alone
+    )
     a, b = admit(executor, OTHER), admit(executor, PROMPT)
-    neighbour = RowSampling(temperature=0.7, seed=99)
+    neighbour = RowSampling(params=SamplingParams(temperature=0.7), seed=99)
     results = run(executor, item(a, OTHER, 0, sampling=neighbour), item(b, PROMPT, 0, sampling=hot))
     assert results[1].token_ids == (alone[0],)
     executor.release_cache(a)
@@ -99,7 +104,7 @@ def test_a_row_s_noise_is_its_own(executor: PagedExecutor) -> None:
 
 
 def test_greedy_policy_ignores_temperature(executor: PagedExecutor) -> None:
-    hot = RowSampling(temperature=50.0, seed=3)
+    hot = RowSampling(params=SamplingParams(temperature=50.0), seed=3)
     greedy = generate(executor, PROMPT, 1)
     cache = admit(executor, PROMPT)
     got = run(executor, item(cache, PROMPT, 0, sampling=hot, logits=LogitsPolicy.GREEDY))[0].token_ids

@@ -13,9 +13,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ferrum_mlx.backends.fake import FakeCodec
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
-from ferrum_mlx.executor import Admitted, KvSlotRequest, ModelExecutor
+from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.messages import Delta, Failed, Stepped, Submit
 from ferrum_mlx.sampling import SamplingParams
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.batch import LogitsPolicy, UnifiedItem
+from ferrum_mlx.capacity import Admitted, CacheCompletion, KvSlotRequest
 from ferrum_mlx.errors import UnsupportedModelError
-from ferrum_mlx.executor import Admitted, KvSlotRequest, LogitsPolicy, UnifiedItem
 from ferrum_mlx.kv.manager import KVManager
 
 from . import drive, zoo
@@ -147,7 +148,7 @@ def test_logits_and_verify_rows(name: str, host: bool) -> None:
     check(beside, [*b, 5, 6, 7])
     check(_step(executor, (caches[0], [9], 42, False))[0], [*a, *drafts[:2], *others, 9])
     for cache_id in caches:
-        executor.complete_cache(cache_id)
+        executor.complete_cache(CacheCompletion("r", cache_id, 0, 0))
     assert executor.kv_capacity_snapshot().used_blocks == 0
     assert max(differences) <= TOLERANCE, differences
 

@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import _get_classes
 
-from ferrum_mlx.executor import ModelInfo
+from ferrum_mlx.model_info import ModelInfo
 
 Config = dict[str, Any]
 

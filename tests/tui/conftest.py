@@ -9,11 +9,11 @@ import pytest
 
 from ferrum_mlx import build
 from ferrum_mlx.backends.fake import EOS, FakeCodec, FakeExecutor
+from ferrum_mlx.batch import RowSampling
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.executor import RowSampling
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_tui.app import ChatApp
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ferrum_mlx.backends.fake import EOS, FakeCodec, FakeExecutor, scripted
+from ferrum_mlx.batch import RowSampling, UnifiedBatch
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import ContextLengthError, ContractError, FerrumError, UsageError
-from ferrum_mlx.executor import RowSampling, UnifiedBatch
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Stepped, Submit
 from ferrum_mlx.sampling import SamplingParams
 

@@ -17,7 +17,19 @@ FOLDERS = {"ferrum_mlx": ROOT / "ferrum_mlx", "ferrum_tui": ROOT / "tui"}
 
 # Lowest first. A module imports its own layer and those below; a package stands for all that is in it.
 LAYERS = (
-    ("errors", "config", "sampling", "metrics", "executor", "request", "messages", "sanitize"),
+    (
+        "errors",
+        "config",
+        "sampling",
+        "metrics",
+        "executor",
+        "batch",
+        "capacity",
+        "model_info",
+        "request",
+        "messages",
+        "sanitize",
+    ),
     (
         *("kv", "scheduler", "speculative", "tokenizer", "detokenizer", "output"),
         *("catalog", "hub", "hub_repo", "hub_wheel", "files", "gguf", "gguf_llama", "gguf_tokenizer"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ferrum_mlx.backends.fake import FakeExecutor
+from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.executor import UnifiedBatch, UnifiedItem
 from ferrum_mlx.request import Request, RequestState
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.scheduler import Scheduled, Scheduler

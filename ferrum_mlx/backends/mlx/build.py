@@ -13,7 +13,7 @@ from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.backends.mlx.loader import load_model
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.executor import ModelInfo
+from ferrum_mlx.model_info import ModelInfo
 
 
 def build_executor(

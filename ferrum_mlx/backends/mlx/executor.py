@@ -19,20 +19,13 @@ from ferrum_mlx.backends.mlx.host_layers import use_host_layers
 from ferrum_mlx.backends.mlx.layers import LayerKV, RowSelector, group_layers, inspect_layers
 from ferrum_mlx.backends.mlx.sampler import sample
 from ferrum_mlx.backends.mlx.step import Step
+from ferrum_mlx.batch import ItemResult, LogitsPolicy, UnifiedBatch
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.errors import UsageError
-from ferrum_mlx.executor import (
-    Capabilities,
-    ExecutorState,
-    ItemResult,
-    LogitsPolicy,
-    MemoryRequirements,
-    ModelInfo,
-    Pending,
-    UnifiedBatch,
-)
+from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
 from ferrum_mlx.kv.sizing import plan_pools
+from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +108,8 @@ class MLXExecutor(PagedExecutor):
         return Capabilities(
             max_batch_size=self._max_seqs,
             max_sequence_length=self.max_model_len,
+            prefill_while_decoding=self._max_tokens,
+            prefix_cache=False,
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
             attention_kinds=tuple(f"window {g.window}" if g.window else "full" for g in self.kv.groups),
             speculative_decoding=True,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ferrum_mlx.batch import ItemResult, LogitsPolicy, UnifiedItem
+from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError
-from ferrum_mlx.executor import Admitted, ItemResult, KvSlotRequest, LogitsPolicy, ModelExecutor, UnifiedItem
+from ferrum_mlx.executor import ModelExecutor
 
 TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}  # of the largest logit
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1])

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ferrum_mlx.executor import UnifiedBatch, UnifiedItem
+from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.kv.manager import KVManager
 
 V = TypeVar("V")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ferrum_mlx.backends.mlx.sampler import sample
-from ferrum_mlx.executor import RowSampling
+from ferrum_mlx.batch import RowSampling
+from ferrum_mlx.sampling import SamplingParams
 
 mx.set_default_device(mx.cpu)
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], dtype=np.float32)
@@ -41,7 +42,7 @@ def probabilities(temperature: float, keep: int) -> np.ndarray:
 )
 def test_frequencies_are_the_distribution_s(settings: dict[str, float], keep: int) -> None:
     count = 4000
-    drawn = draw([RowSampling(seed=seed, **settings) for seed in range(count)])
+    drawn = draw([RowSampling(params=SamplingParams(**settings), seed=seed) for seed in range(count)])
     frequencies = np.bincount(drawn, minlength=6) / count
     wanted = probabilities(settings["temperature"], keep)
     assert frequencies[keep:].sum() == 0
@@ -54,7 +55,10 @@ def test_frequencies_are_the_distribution_s(settings: dict[str, float], keep: in
 
 def test_noise_depends_on_seed_index_and_position_alone() -> None:
     names = itertools.product((0, 1), (0, 1), range(8))
-    rows = [RowSampling(temperature=1.0, seed=s, sample_index=i, position=p) for s, i, p in names]
+    rows = [
+        RowSampling(params=SamplingParams(temperature=1.0), seed=s, sample_index=i, position=p)
+        for s, i, p in names
+    ]
     together = draw(rows)
     assert [int(draw([row])[0]) for row in rows] == together.tolist()
     assert draw(rows[::-1])[::-1].tolist() == together.tolist()
@@ -63,16 +67,22 @@ def test_noise_depends_on_seed_index_and_position_alone() -> None:
 
 
 def test_greedy_rows_stay_greedy_among_hot_ones() -> None:
-    hot = RowSampling(temperature=50.0, seed=1)
+    hot = RowSampling(params=SamplingParams(temperature=50.0), seed=1)
     assert draw([RowSampling(), hot, RowSampling()])[[0, 2]].tolist() == [0, 0]
 
 
 def test_the_smallest_temperatures_are_greedy() -> None:
-    assert draw([RowSampling(temperature=t, seed=3) for t in (1e-40, 1e-9, 9e-6)]).tolist() == [0, 0, 0]
+    assert draw(
+        [RowSampling(params=SamplingParams(temperature=t), seed=3) for t in (1e-40, 1e-9, 9e-6)]
+    ).tolist() == [0, 0, 0]
 
 
 def test_tiny_top_p_is_greedy_and_ties_stay() -> None:
-    assert set(draw([RowSampling(temperature=5.0, top_p=1e-9, seed=s) for s in range(50)]).tolist()) == {0}
+    assert set(
+        draw(
+            [RowSampling(params=SamplingParams(temperature=5.0, top_p=1e-9), seed=s) for s in range(50)]
+        ).tolist()
+    ) == {0}
     ties = mx.zeros((200, 4))
-    rows = [RowSampling(temperature=1.0, top_k=1, seed=s) for s in range(200)]
+    rows = [RowSampling(params=SamplingParams(temperature=1.0, top_k=1), seed=s) for s in range(200)]
     assert set(np.array(sample(ties, rows)).tolist()) == {0, 1, 2, 3}

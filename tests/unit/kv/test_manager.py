@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from ferrum_mlx.capacity import KvSlotRequest
 from ferrum_mlx.errors import CapacityError, ContractError
-from ferrum_mlx.executor import KvSlotRequest
 from ferrum_mlx.kv.block_pool import NULL_BLOCK
 from ferrum_mlx.kv.manager import KVGroup, KVManager
 
@@ -86,12 +86,16 @@ class Machine(RuleBasedStateMachine):
         target = self.kv.length(cache) + more
         if target > self.kv.max_tokens:
             return
-        before = [self.kv.usage(), self.kv.version, *(list(self.kv.block_table(cache, g)) for g in (0, 1))]
+        before = [
+            self.kv.usage(),
+            self.kv.capacity.value,
+            *(list(self.kv.block_table(cache, g)) for g in (0, 1)),
+        ]
         try:
             self.kv.reserve([KvSlotRequest(cache, target)])
         except CapacityError:
             tables = (self.kv.block_table(cache, g) for g in (0, 1))
-            assert before == [self.kv.usage(), self.kv.version, *tables]  # nothing at all
+            assert before == [self.kv.usage(), self.kv.capacity.value, *tables]  # nothing at all
         else:
             slots = self.kv.slot_mapping(cache, 0, 0, target)
             assert len(set(slots.tolist())) == target
@@ -125,10 +129,10 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         cache = data.draw(st.sampled_from(self.live))
-        version = self.kv.version
+        version = self.kv.capacity.value
         self.live.remove(cache)
         self.kv.release(cache)
-        assert self.kv.version > version
+        assert self.kv.capacity.value > version
 
     @invariant()
     def every_block_has_one_owner(self) -> None:

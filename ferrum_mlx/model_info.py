@@ -1,0 +1,89 @@
+"""Facts of a loaded model and of the executor that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ferrum_mlx.metrics import KVUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Facts of a loaded model, read from its configuration and weights."""
+
+    model_id: str
+    model_type: str
+    num_parameters: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # never hidden_size / num_heads: that is wrong for Qwen3 and Gemma
+    vocab_size: int
+    max_sequence_length: int
+    dtype: str
+    device: str
+    quantization: str = "none"
+    licence: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """The state that one layer carries from token to token: shapes without the batch, and the dtype."""
+
+    layer: int
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What this executor can do with the model it holds.
+
+    Attributes:
+        kv_capacity: most tokens one request can hold: the context, or the pool if smaller.
+        prefill_while_decoding: most prompt tokens a step should take while anything decodes, so that
+            running streams keep going; a table by device, never driven by the clock.
+        off: fast paths that are off, each with its reason.
+    """
+
+    max_batch_size: int
+    max_sequence_length: int
+    kv_capacity: int
+    prefill_while_decoding: int
+    attention_kinds: tuple[str, ...]
+    prefix_cache: bool
+    speculative_decoding: bool
+    tensor_parallel: bool
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    off: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequirements:
+    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element."""
+
+    parameter_bytes: int
+    kv_bytes_per_token: int
+    kv_pool_bytes: int
+
+
+class ExecutorState(Enum):
+    INITIALIZING = "initializing"
+    READY = "ready"
+    BUSY = "busy"
+    ERROR = "error"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorStatus:
+    state: ExecutorState
+    forwards: int
+    forward_seconds: float
+    memory_bytes: int  # held now by the backend's arrays, weights and pools included
+    peak_memory_bytes: int
+    kv: KVUsage
