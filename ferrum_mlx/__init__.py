@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ferrum_mlx.answers import RequestOutput as RequestOutput
     from ferrum_mlx.config import EngineConfig as EngineConfig
     from ferrum_mlx.errors import FerrumError as FerrumError
     from ferrum_mlx.llm import LLM as LLM
-    from ferrum_mlx.llm import RequestOutput as RequestOutput
     from ferrum_mlx.sampling import SamplingParams as SamplingParams
 
 _HOME = {
     "LLM": "ferrum_mlx.llm",
-    "RequestOutput": "ferrum_mlx.llm",
+    "RequestOutput": "ferrum_mlx.answers",
     "SamplingParams": "ferrum_mlx.sampling",
     "EngineConfig": "ferrum_mlx.config",
     "FerrumError": "ferrum_mlx.errors",

@@ -31,6 +31,7 @@ class RowSampling:
     Attributes:
         prompt, output: the ids known before the row, for penalties; empty where there are none.
         end_ids: ids that end the request, not to be sampled before params.min_tokens.
+        bad_sequences: params.bad_words as ids, none of them empty.
     """
 
     params: SamplingParams = GREEDY
@@ -40,6 +41,18 @@ class RowSampling:
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()
     end_ids: tuple[int, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def barred(self) -> set[int]:
+        """Ids that must not be sampled; the vocabulary may lack some of them."""
+        barred = set(self.params.banned_token_ids)
+        if self.position < self.params.min_tokens:
+            barred.update(self.end_ids)
+        for *start, last in self.bad_sequences:
+            if list(self.output[len(self.output) - len(start) :]) == start:
+                barred.add(last)
+        return barred
 
     def at(self, row: int, drafts: Sequence[int] = ()) -> RowSampling:
         """The sampling of an item's row `row`, the drafts before it counted as output."""

@@ -11,6 +11,7 @@ from ferrum_mlx import hub
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
+from ferrum_mlx.events import EventLog, open_log
 
 # Read when numpy's OpenBLAS is loaded, so set before the first backend is. Its threads spin for 2^26
 # cycles after a product by default, and starve a busy machine, this engine included; 2^20 cycles span
@@ -44,15 +45,24 @@ def build_engine(config: EngineConfig, narrate: Callable[[str], None] = lambda w
         narrate: told in words what is being done.
 
     Raises:
-        FerrumError: whatever is wrong with model, backend or machine.
+        FerrumError: whatever is wrong with model, backend, machine or events file.
     """
+    log = open_log(config.events)
+    try:
+        return _build(config, narrate, log)
+    except BaseException:
+        log.close()
+        raise
+
+
+def _build(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -> Engine:
     backend, reason = choose_backend(config.backend)
     if backend == "fake":
         from ferrum_mlx.backends.fake import FakeCodec, FakeExecutor
 
         fake = FakeExecutor(config)
         fake.prepare_startup()
-        return Engine(fake, FakeCodec(), config, backend=backend, backend_reason=reason)
+        return Engine(fake, FakeCodec(), config, backend=backend, backend_reason=reason, log=log)
 
     narrate("finding the model")
     resolved = hub.resolve(config.model, offline=config.offline, progress=True)
@@ -63,7 +73,7 @@ def build_engine(config: EngineConfig, narrate: Callable[[str], None] = lambda w
     codec = load_tokenizer(resolved)
     executor, route, notes = build_executor(resolved, config, narrate)
     reason = f"{reason}; {route}; numerics {config.numerics}"
-    return Engine(executor, codec, config, backend=backend, backend_reason=reason, notes=notes)
+    return Engine(executor, codec, config, backend=backend, backend_reason=reason, notes=notes, log=log)
 
 
 def doctor_facts(device: str = "") -> dict[str, str]:

@@ -5,164 +5,47 @@ One API over two transports (ferrum_mlx.transport): an engine in a thread, or in
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import contextlib
+import copy
+import functools
 import itertools
+import logging
+import secrets
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError
+from ferrum_mlx.events import Callback
 from ferrum_mlx.messages import (
-    Abort,
+    AskKVMap,
+    ChatOptions,
     Command,
     Delta,
     Died,
     Event,
     Failed,
     Finished,
+    KVMapAnswer,
     Loading,
+    Notice,
     Prompt,
     Ready,
-    RequestEvent,
     Stepped,
     Submit,
 )
-from ferrum_mlx.metrics import StepStats
+from ferrum_mlx.metrics import KVMap, StepStats
 from ferrum_mlx.sampling import SamplingParams
-from ferrum_mlx.transport import ProcessTransport, ThreadTransport, Transport
+from ferrum_mlx.stream import Mailbox, RequestStream
+from ferrum_mlx.totals import Totals
+from ferrum_mlx.transport import Post, ProcessTransport, ThreadTransport, Transport
 
+_log = logging.getLogger("ferrum_mlx")
 _PATIENCE = 5.0  # seconds a ready engine has to finish its step and shut down
-
-
-class _Mailbox:
-    """Events of one stream: put by the client's thread, taken by any other thread or event loop."""
-
-    def __init__(self, request_ids: Iterable[str]) -> None:
-        self.open = set(request_ids)  # requests whose end has not been taken yet
-        self._events: deque[RequestEvent] = deque()
-        self._arrived = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-
-    def put(self, event: RequestEvent) -> None:
-        with self._arrived:
-            if event.request_id in self.open:
-                self._events.append(event)
-            self._wake()
-
-    def close(self) -> set[str]:
-        """Drop what is unread and end every wait; returns the requests that were open."""
-        with self._arrived:
-            was_open, self.open = self.open, set()
-            self._events.clear()
-            self._wake()
-        return was_open
-
-    def take(self) -> RequestEvent | None:
-        """The next event, waiting for it; None after the last."""
-        with self._arrived:
-            while self.open and not self._events:
-                self._arrived.wait()
-            return self._pop()
-
-    def take_all(self) -> list[RequestEvent]:
-        with self._arrived:
-            return [event for _ in range(len(self._events)) if (event := self._pop())]
-
-    async def take_async(self) -> RequestEvent | None:
-        while True:
-            with self._arrived:
-                if self._events or not self.open:
-                    return self._pop()
-                loop = asyncio.get_running_loop()
-                waiter = loop.create_future()
-                self._waiters.append((loop, waiter))
-            await waiter
-
-    def _pop(self) -> RequestEvent | None:
-        if not self._events:
-            return None
-        event = self._events.popleft()
-        if not isinstance(event, Delta):
-            self.open.discard(event.request_id)
-        return event
-
-    def _wake(self) -> None:
-        self._arrived.notify_all()
-        for loop, waiter in self._waiters:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
-                loop.call_soon_threadsafe(_resolve, waiter)
-        self._waiters.clear()
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-class RequestStream:
-    """The events of one or more requests, ending after each has had its Finished or Failed.
-
-    Iterate it (`for` blocks, `async for` awaits), or `drain()` it from a timer. Closing it, leaving
-    its `with` block, or dropping the last reference to it aborts what is still running.
-    """
-
-    def __init__(
-        self, request_ids: Sequence[str], mailbox: _Mailbox, send: Callable[[Command], None]
-    ) -> None:
-        self.request_ids = tuple(request_ids)
-        self._mailbox = mailbox
-        self._send = send
-
-    @property
-    def ended(self) -> bool:
-        """Every request's last event has been taken, or the stream was closed."""
-        return not self._mailbox.open
-
-    def drain(self) -> list[RequestEvent]:
-        """What has arrived since the last call; never waits."""
-        return self._mailbox.take_all()
-
-    def abort(self) -> None:
-        """Ask the engine to end the requests; their last event (reason "abort") still comes."""
-        for request_id in self._mailbox.open.copy():
-            self._send(Abort(request_id))
-
-    def close(self) -> None:
-        """Abort the requests and end every iteration of this stream; idempotent."""
-        for request_id in self._mailbox.close():
-            self._send(Abort(request_id))
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> RequestEvent:
-        event = self._mailbox.take()
-        if event is None:
-            raise StopIteration
-        return event
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestEvent:
-        event = await self._mailbox.take_async()
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.abort()  # puts on a SimpleQueue only: no lock is taken in a finalizer
 
 
 class EngineClient:
@@ -173,27 +56,35 @@ class EngineClient:
         transport: how the engine runs; `in_thread` and `in_process` choose it.
         on_loading: told each stage of the engine's start, in words; called from another thread.
         on_died: told why an engine ended that nobody closed; called from another thread.
+        on_note: told what a user must know of an engine that runs; called from another thread.
+
+    What these three raise is logged, and harms no request.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        transport: type[Transport],
+        transport: Callable[[EngineConfig, Post], Transport],
         on_loading: Callable[[str], None] | None = None,
         on_died: Callable[[FerrumError], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
         self.on_loading = on_loading
         self.on_died = on_died
+        self.on_note = on_note
         self._transport_type = transport
         self._transport: Transport | None = None
         self._life = 0  # counts engines, so that a late word of an old one is not taken for the new one's
+        self._closings = 0
         self._changed = threading.Condition(threading.RLock())
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._ready: Ready | None = None
         self._death: FerrumError | None = None
-        self._last_step: StepStats | None = None
+        self._totals = Totals()
         self._numbers = itertools.count(1)
+        self._questions = itertools.count(1)
+        self._answers: dict[int, KVMap | FerrumError | None] = {}  # of those who wait for one
 
     @classmethod
     def in_thread(
@@ -201,9 +92,12 @@ class EngineClient:
         config: EngineConfig,
         on_loading: Callable[[str], None] | None = None,
         on_died: Callable[[FerrumError], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
+        on_event: Callback | None = None,
     ) -> Self:
-        """An engine in a thread of this process."""
-        return cls(config, ThreadTransport, on_loading, on_died)
+        """An engine in a thread of this process; `on_event` is given its records, in that thread."""
+        launch = functools.partial(ThreadTransport, on_event=on_event)
+        return cls(config, launch, on_loading, on_died, on_note)
 
     @classmethod
     def in_process(
@@ -211,9 +105,10 @@ class EngineClient:
         config: EngineConfig,
         on_loading: Callable[[str], None] | None = None,
         on_died: Callable[[FerrumError], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
     ) -> Self:
         """An engine in a spawned child process, whose death this process survives."""
-        return cls(config, ProcessTransport, on_loading, on_died)
+        return cls(config, ProcessTransport, on_loading, on_died, on_note)
 
     @property
     def ready(self) -> Ready | None:
@@ -228,7 +123,37 @@ class EngineClient:
     @property
     def last_step(self) -> StepStats | None:
         """The engine's latest step; None before its first."""
-        return self._last_step
+        return self._totals.last_step
+
+    def totals(self) -> Totals:
+        """Sums since this engine was started: a copy, which no later event changes."""
+        with self._changed:
+            return copy.deepcopy(self._totals)
+
+    def kv_map(self, timeout: float = 5.0) -> KVMap:
+        """The state of every KV block between two steps; waits for the step that runs.
+
+        Not to be called from the client's callbacks: the answer would come in their thread.
+
+        Raises:
+            FerrumError: no answer within `timeout` seconds (a long step, or the engine still loads),
+                or EngineDiedError.
+        """
+        with self._changed:
+            if self._transport is None or self._death is not None:
+                raise self._absence()
+            number = next(self._questions)
+            self._answers[number] = None
+            self._transport.send(AskKVMap(number))
+            try:
+                self._changed.wait_for(lambda: self._answers[number] is not None, timeout)
+            finally:
+                answer = self._answers.pop(number)
+        if answer is None:
+            raise FerrumError(f"the engine gave no KV map within {timeout:g} s", next_step="ask again later")
+        if isinstance(answer, FerrumError):
+            raise answer
+        return answer
 
     def start(self, timeout: float | None = None) -> Ready:
         """Start the engine, unless it runs, and wait until it accepts requests.
@@ -248,57 +173,71 @@ class EngineClient:
             return self._ready
 
     def restart(self, timeout: float | None = None) -> Ready:
-        """Bring up a new engine in place of one that died, failed to start or was closed; see `start`."""
-        self.close()
+        """Bring up a new engine in place of one that died, failed to start or was closed; see `start`.
+
+        Of two threads that do so at once, one waits for the other's engine; after a `close` meanwhile
+        there is none.
+        """
+        closings = self._closings
+        self._end()
         with self._changed:
-            self._transport, self._ready, self._death, self._last_step = None, None, None, None
-            self._launch()
+            if self._death is not None and self._closings == closings:
+                self._transport, self._ready, self._death, self._totals = None, None, None, Totals()
+                self._launch()
         return self.start(timeout)
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        chat: ChatOptions | None = None,
     ) -> RequestStream:
         """Queue one request; see `submit_all`."""
-        return self.submit_all([(prompt, params or SamplingParams())], [request_id] if request_id else None)
+        ids = [request_id] if request_id else None
+        return self.submit_all([(prompt, params or SamplingParams())], ids, chat)
 
     def submit_all(
-        self, requests: Sequence[tuple[Prompt, SamplingParams]], request_ids: Sequence[str] | None = None
+        self,
+        requests: Sequence[tuple[Prompt, SamplingParams]],
+        request_ids: Sequence[str] | None = None,
+        chat: ChatOptions | None = None,
     ) -> RequestStream:
         """Queue requests whose events come in one stream, in the order they happen.
 
         An engine that still loads takes them when it is ready. A request that cannot run, for want
-        of an engine or a fault of its own, ends in Failed.
+        of an engine or a fault of its own, ends in Failed. `chat` says how conversations are templated.
+        One with n samples becomes n requests, "ID.0" to "ID.<n - 1>", of the same seed. A prompt that
+        its owner changes afterwards stays here as it is.
 
         Raises:
             UsageError: a request_id that is in use.
         """
         with self._changed:
-            ids = list(request_ids or (self._free_id() for _ in requests))
-            taken = [i for i, count in Counter(ids).items() if count > 1 or i in self._mailboxes]
+            ids = list(request_ids or (self._free_id(params.n) for _, params in requests))
+            submits = [
+                (index, submit)
+                for index, (request_id, request) in enumerate(zip(ids, requests, strict=True))
+                for submit in _samples(request_id, _copy(request[0]), request[1], chat or ChatOptions())
+            ]
+            counts = Counter(submit.request_id for _, submit in submits)
+            taken = [i for i, count in counts.items() if count > 1 or i in self._mailboxes]
             if taken:
                 raise UsageError(f"request_id is {taken[0]!r}", "allowed: one that no open request has")
-            mailbox = _Mailbox(ids)
-            for request_id, (prompt, params) in zip(ids, requests, strict=True):
+            mailbox = Mailbox(counts)
+            for _, submit in submits:
                 if self._transport is None or self._death is not None:
-                    error = self._death or EngineDiedError(
-                        "the engine is not started", next_step="call start()"
-                    )
-                    mailbox.put(Failed(request_id, error))
+                    mailbox.put(Failed(submit.request_id, self._absence()))
                 else:
-                    self._mailboxes[request_id] = mailbox
-                    self._transport.send(Submit(request_id, prompt, params))
-        return RequestStream(ids, mailbox, self._send)
+                    self._mailboxes[submit.request_id] = mailbox
+                    self._transport.send(submit)
+        places = {submit.request_id: (index, submit.sample_index) for index, submit in submits}
+        return RequestStream(places, mailbox, self._send)
 
     def close(self) -> None:
         """End the engine and every open stream; idempotent, and bounded in time."""
-        with self._changed:
-            transport = self._transport
-            patience = _PATIENCE if self.ready else 0.0  # a build cannot be interrupted, so is not waited for
-            self._die(EngineDiedError("the engine is closed", next_step="call restart(), or make a new one"))
-            self._life += 1
-        if transport is not None:
-            transport.stop(patience)
-        atexit.unregister(self.close)
+        self._closings += 1
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -308,8 +247,22 @@ class EngineClient:
     ) -> None:
         self.close()
 
-    def _free_id(self) -> str:
-        return next(i for i in map(str, self._numbers) if i not in self._mailboxes)
+    def _end(self) -> None:
+        with self._changed:
+            transport = self._transport
+            patience = _PATIENCE if self.ready else 0.0  # a build may take minutes, so is not waited for
+            self._die(EngineDiedError("the engine is closed", next_step="call restart(), or make a new one"))
+            self._life += 1
+            atexit.unregister(self.close)
+        if transport is not None:
+            transport.stop(patience)
+
+    def _absence(self) -> FerrumError:
+        return self._death or EngineDiedError("the engine is not started", next_step="call start()")
+
+    def _free_id(self, samples: int) -> str:
+        names = map(str, self._numbers)
+        return next(i for i in names if not self._mailboxes.keys() & set(_sample_ids(i, samples)))
 
     def _launch(self) -> None:
         self._life += 1
@@ -328,22 +281,37 @@ class EngineClient:
                 if life != self._life:
                     return
                 self._take(event)
-            match event:
-                case Loading(what) if self.on_loading:
-                    self.on_loading(what)
-                case Died(error) if self.on_died and error is self._death:  # a second Died is an echo
-                    self.on_died(error)
+            try:
+                self._call_back(event)
+            except Exception:
+                _log.exception("a callback of EngineClient failed")
+
+    def _call_back(self, event: Event) -> None:
+        match event:
+            case Loading(what) if self.on_loading:
+                self.on_loading(what)
+            case Notice(what) if self.on_note:
+                self.on_note(what)
+            case Died(error) if self.on_died and error is self._death:  # a second Died is an echo
+                self.on_died(error)
 
     def _take(self, event: Event) -> None:
         if self._death is not None:  # its streams have had their end
             return
         match event:
             case Delta(request_id):
+                self._totals.add_tokens(len(event.token_ids))
                 self._mailboxes[request_id].put(event)
-            case Finished(request_id) | Failed(request_id):
+            case Finished(request_id):
+                self._totals.add_request(event.stats)
+                self._mailboxes.pop(request_id).put(event)
+            case Failed(request_id):
+                self._totals.add_failure()
                 self._mailboxes.pop(request_id).put(event)
             case Stepped(stats):
-                self._last_step = stats
+                self._totals.add_step(stats)
+            case KVMapAnswer(number, answer):
+                self._answer(number, answer)
             case Ready():
                 self._ready = event
                 self._changed.notify_all()
@@ -355,6 +323,39 @@ class EngineClient:
             return
         self._death = error
         for request_id, mailbox in self._mailboxes.items():
+            self._totals.add_failure()
             mailbox.put(Failed(request_id, error))
         self._mailboxes.clear()
+        for number in self._answers:
+            self._answer(number, error)
         self._changed.notify_all()
+
+    def _answer(self, number: int, answer: KVMap | FerrumError) -> None:
+        if number in self._answers:  # else nobody waits for it any more
+            self._answers[number] = answer
+            self._changed.notify_all()
+
+
+def _sample_ids(request_id: str, samples: int) -> list[str]:
+    return [request_id] if samples == 1 else [f"{request_id}.{i}" for i in range(samples)]
+
+
+def _samples(request_id: str, prompt: Prompt, params: SamplingParams, chat: ChatOptions) -> Iterator[Submit]:
+    """An ordinary request a sample: they differ in their noise, and the first one alone scores the prompt."""
+    if params.n == 1:
+        yield Submit(request_id, prompt, params, chat)
+        return
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    first = replace(params, n=1, seed=seed)
+    rest = replace(first, prompt_logprobs=None)
+    for i, name in enumerate(_sample_ids(request_id, params.n)):
+        yield Submit(name, prompt, rest if i else first, chat, sample_index=i)
+
+
+def _copy(prompt: Prompt) -> Prompt:
+    """For the engine alone: it reads a prompt later, and who asks may go on with the conversation."""
+    if not isinstance(prompt, list):
+        return prompt
+    ids = [part for part in prompt if isinstance(part, int)]
+    messages = [dict(part) for part in prompt if isinstance(part, dict)]
+    return next((copied for copied in (ids, messages) if len(copied) == len(prompt)), prompt)

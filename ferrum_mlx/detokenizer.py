@@ -6,7 +6,7 @@ The pieces of a detokenizer's output joined equal the decode of all ids at once,
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 _UNFINISHED = 3  # ids: a character has at most four bytes, and its last one completes it
@@ -45,19 +45,19 @@ class WindowDetokenizer:
 
     Args:
         decode: ids -> text.
-        skipped: ids that are not shown.
+        skipped: whether an id is not shown.
         byte_ids: ids that stand for one byte each; how a run of them decodes is known only at its end.
     """
 
     def __init__(
-        self, decode: Callable[[list[int]], str], skipped: frozenset[int], byte_ids: frozenset[int]
+        self, decode: Callable[[list[int]], str], skipped: Callable[[int], bool], byte_ids: frozenset[int]
     ) -> None:
         self._decode, self._skipped, self._byte_ids = decode, skipped, byte_ids
         self._shown: list[int] = []  # context: decoders treat the first token of a text differently
         self._pending: list[int] = []
 
     def add(self, token_id: int) -> str:
-        if token_id in self._skipped:
+        if self._skipped(token_id):
             return ""
         self._pending.append(token_id)
         return "" if token_id in self._byte_ids else self._advance(final=False)
@@ -98,16 +98,22 @@ class StopStrings:
         self._held = ""
         self._stopped = False
 
-    def feed(self, text: str) -> tuple[str, bool]:
-        """(text to show, whether a stop string was met); holds back what may become a stop string."""
+    def feed(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
+        """(text to show, whether a stop string was met); holds back what may become a stop string.
+
+        One that becomes complete while not `armed` is passed over, and shown.
+        """
         if self._stopped:
             return "", True
+        known = len(self._held)
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._stopped, self._held = True, ""
-            return text[: min(found)[1]], True
-        cut = len(text) - self._overhang(text)
+        if armed:
+            starts = ((text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stops)
+            found = [(at + len(stop), at) for at, stop in starts if at >= 0]
+            if found:
+                self._stopped, self._held = True, ""
+                return text[: min(found)[1]], True
+        cut = len(text) - overhang(text, self._stops)
         self._held = text[cut:]
         return text[:cut], False
 
@@ -116,10 +122,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _overhang(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
-        longest = max((len(stop) for stop in self._stops), default=0)
-        for length in range(min(len(text), longest - 1), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+def overhang(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest end of `text` that is less than a whole mark, but begins one."""
+    longest = 0
+    for mark in marks:
+        at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+        while at >= 0 and len(text) - at > longest:
+            if mark.startswith(text[at:]):
+                longest = len(text) - at
+            at = text.find(mark[0], at + 1)
+    return longest

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
-from ferrum_mlx.batch import ItemResult, RowSampling, UnifiedBatch, UnifiedItem
+from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedBatch, UnifiedItem
+from ferrum_mlx.capacity import Deferred, NotSubmitted
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import ContextLengthError, FerrumError, UsageError
+from ferrum_mlx.errors import CapacityError, FerrumError, UsageError
+from ferrum_mlx.events import EventLog, FirstToken, RequestAdmitted, RequestEnded, RequestQueued, StepDone
 from ferrum_mlx.executor import ModelExecutor
-from ferrum_mlx.messages import Delta, Event, Failed, Finished, Prompt, Ready, Stepped, Submit
+from ferrum_mlx.intake import Intake
+from ferrum_mlx.messages import Delta, Event, Failed, Finished, Notice, Ready, Stepped, Submit
 from ferrum_mlx.metrics import StepStats
 from ferrum_mlx.output import OutputStream, TextCodec
 from ferrum_mlx.request import Request
-from ferrum_mlx.scheduler import Scheduled, Scheduler
+from ferrum_mlx.scheduler import Change, Scheduled, Scheduler
 
 
 class Engine:
@@ -29,13 +31,15 @@ class Engine:
         backend: str,
         backend_reason: str,
         notes: Sequence[str] = (),
+        log: EventLog | None = None,
     ) -> None:
         self.executor = executor
-        self._codec = codec
+        self.log = log or EventLog()
+        self._intake = Intake(codec, executor.info.vocab_size, executor.capabilities().kv_capacity)
         self._scheduler = Scheduler(executor, config)
         self._backend, self._backend_reason, self._notes = backend, backend_reason, tuple(notes)
         self._streams: dict[str, OutputStream] = {}
-        self._events: list[Event] = []  # raised outside of a step, delivered by the next one
+        self._events: list[Event] = []  # of now; the next step delivers them
         self._steps = 0
 
     def ready(self) -> Ready:
@@ -50,130 +54,156 @@ class Engine:
 
     def submit(self, command: Submit) -> None:
         """Queue a request. What is wrong with it comes back as its Failed event."""
-        arrived = perf_counter()
+        name = command.request_id
         try:
-            if command.request_id in self._streams:
-                raise UsageError(f"request {command.request_id!r} is running already")
-            request = self._request(command)
-            stream = OutputStream(request, self._codec, arrived)
+            if name in self._streams:
+                raise UsageError(f"request {name!r} is running already")
+            stream = self._intake.take(command, perf_counter())
         except Exception as error:  # a tokenizer or a template raises what it likes
-            self._events.append(Failed(command.request_id, _failure("the prompt", error)))
+            failure = _failure("the prompt", error)
+            self._events.append(Failed(name, failure))
+            self.log.add(RequestEnded(name, "error", None, str(failure)))
         else:
-            self._streams[command.request_id] = stream
-            self._scheduler.add(request)
+            self._streams[name] = stream
+            self._scheduler.add(stream.request)
+            self.log.add(RequestQueued(name, len(stream.request.prompt), command.priority))
 
     def abort(self, request_id: str) -> None:
         """End a request, whatever its state; its blocks are free at once. Unknown ids are over already."""
         stream = self._streams.get(request_id)
         if stream is not None:
             try:
-                if tail := stream.flush():
-                    self._events.append(Delta(request_id, tail, ()))
-                self._events.append(self._finish(stream, "abort"))
+                tail = stream.flush()
+                if tail.text or tail.thinking:
+                    self._events.append(Delta(request_id, tail.text, (), tail.thinking))
+                self._finish(stream, "abort")
             except Exception as error:
-                self._events.append(self._fail(stream.request, _failure("the output", error)))
+                self._fail(stream.request, _failure("the output", error))
 
     def has_work(self) -> bool:
         return self._scheduler.has_work() or bool(self._events)
 
     def step(self) -> list[Event]:
         """Schedule, run one forward, commit; returns what happened since the last step."""
-        events, self._events = self._events, []
         started = perf_counter()
         plan = self._scheduler.schedule()
         for request, error in self._scheduler.take_rejected():
-            events.append(self._fail(request, error))
-        if not plan:  # a Stepped all the same: what was aborted or refused has changed the numbers
-            return [*events, Stepped(self._stats([], 0, perf_counter() - started))] if events else events
-        for scheduled in plan:
-            self._streams[scheduled.request.request_id].scheduled(started)
-        try:
-            results = self.executor.unified_decode(UnifiedBatch(tuple(_item(s) for s in plan)))
-        except Exception as error:  # the device's state is unknown: what runs is lost, the engine is not
-            return events + self._fail_running(error)
-        now = perf_counter()
-        decodes = sum(s.num_tokens == 1 and bool(s.request.output) for s in plan)
-        for scheduled, result in zip(plan, results, strict=True):
-            try:
-                events += self._commit(scheduled, result, now)
-            except Exception as error:  # this request's text; its neighbours go on
-                events.append(self._fail(scheduled.request, _failure("the output", error)))
-        self._steps += 1
-        events.append(Stepped(self._stats(plan, decodes, now - started)))
+            self._fail(request, error)
+        changes = self._scheduler.take_changes()
+        self.log.add(*changes)
+        scheduled = perf_counter()
+        results = self._forward(plan, scheduled) if plan else []
+        forwarded = perf_counter()
+        stats = self._commit_all(plan, results, forwarded)
+        if plan or self._events:  # also without a forward: what was aborted or refused has changed numbers
+            self._report(changes, stats, (started, scheduled, forwarded))
+        events, self._events = self._events, []
         return events
 
     def shutdown(self) -> None:
+        self.log.close()
         self.executor.shutdown()
 
-    def _request(self, command: Submit) -> Request:
-        prompt = self._encode(command.prompt)
-        params = command.params
-        room = self.executor.capabilities().kv_capacity - len(prompt)
-        if not prompt or room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens",
-                f"allowed: 1 to {room + len(prompt) - 1} at this context",
-                "shorten it, or raise --max-model-len or --kv-memory" if prompt else "type something",
-            )
-        return Request(
-            request_id=command.request_id,
-            prompt=prompt,
-            params=params,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            max_tokens=min(params.max_tokens or room, room),
-        )
+    def _forward(self, plan: list[Scheduled], now: float) -> list[ItemResult]:
+        """Empty if nothing came of it; then whoever is to blame has failed, or made room."""
+        for scheduled in plan:
+            self._streams[scheduled.request.request_id].timer.scheduled(now)
+        try:
+            submission = self.executor.submit(UnifiedBatch(tuple([_item(s) for s in plan])))
+            if isinstance(submission, Deferred):
+                if not self._scheduler.relieve():
+                    self._fail(plan[-1].request, CapacityError(submission.shortfall, 0))
+            elif isinstance(submission, NotSubmitted):
+                blamed = [s.request for s in plan if s.request.cache_id in submission.cache_ids]
+                self._fail_each(blamed or self._scheduler.running, submission.error)
+            else:
+                return submission.result()
+        except Exception as error:  # the device's state is unknown: what runs is lost, the engine is not
+            self._fail_each(self._scheduler.running, _failure("the forward", error))
+        return []
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self._codec.encode(prompt)
-        if all(isinstance(part, dict) for part in prompt):
-            return self._codec.encode_chat([part for part in prompt if isinstance(part, dict)])
-        vocab = self.executor.info.vocab_size
-        ids = [part for part in prompt if isinstance(part, int)]
-        if len(ids) < len(prompt) or not all(0 <= token < vocab for token in ids):
-            raise UsageError(
-                "the prompt's token ids are not all ids", f"allowed: whole numbers from 0 to {vocab - 1}"
-            )
-        return ids
+    def _commit_all(self, plan: list[Scheduled], results: list[ItemResult], now: float) -> dict[str, int]:
+        """Take the results in; returns the counts of the step."""
+        decodes = prefill = 0
+        for scheduled, result in zip(plan, results, strict=False):  # no results of a step that failed
+            request = scheduled.request
+            if request.is_decoding:
+                decodes += 1
+            else:
+                prefill += _computed(scheduled, result)
+            try:
+                self._commit(scheduled, result, now)
+            except Exception as error:  # this request's text; its neighbours go on
+                self._fail(request, _failure("the output", error))
+        self._steps += bool(results)
+        return {"decode_tokens": decodes, "prefill_tokens": prefill}
 
-    def _commit(self, scheduled: Scheduled, result: ItemResult, now: float) -> list[Event]:
+    def _commit(self, scheduled: Scheduled, result: ItemResult, now: float) -> None:
         request = scheduled.request
-        request.num_computed_tokens += scheduled.num_tokens
-        if not result.token_ids:
-            return []
         stream = self._streams[request.request_id]
-        text, reason = stream.add(result.token_ids[0], now)
-        events: list[Event] = [Delta(request.request_id, text, result.token_ids)]
-        if reason:
-            events.append(self._finish(stream, reason))
-        return events
+        if result.prompt_logprobs:
+            stream.take_prompt_logprobs(request.num_computed_tokens + 1, result.prompt_logprobs)
+        request.advance(_computed(scheduled, result))
+        if not result.token_ids:
+            return
+        new = stream.add(result.token_ids[0], now)
+        name = request.request_id
+        self._events.append(Delta(name, new.text, result.token_ids, new.thinking, result.logprobs))
+        if self.log and len(request.output) == 1:
+            self.log.add(FirstToken(name, stream.timer.ttft_s))
+        if new.finish_reason:
+            self._finish(stream, new.finish_reason)
 
-    def _finish(self, stream: OutputStream, reason: str) -> Finished:
+    # Ends of requests
+
+    def _finish(self, stream: OutputStream, reason: str) -> None:
         request = stream.request
         del self._streams[request.request_id]
         self._scheduler.finish(request, completed=reason != "abort")
-        return Finished(request.request_id, reason, stream.usage(), stream.timings())
+        stats = stream.stats(reason, perf_counter())
+        self._events.append(Finished(request.request_id, stats, tuple(stream.prompt_logprobs)))
+        self.log.add(RequestEnded(request.request_id, reason, stats))
 
-    def _fail(self, request: Request, error: FerrumError) -> Failed:
-        del self._streams[request.request_id]
+    def _fail(self, request: Request, error: FerrumError) -> None:
+        stream = self._streams.pop(request.request_id)
         self._scheduler.finish(request, completed=False)
-        return Failed(request.request_id, error)
+        self._events.append(Failed(request.request_id, error))
+        stats = stream.stats("error", perf_counter())
+        self.log.add(RequestEnded(request.request_id, "error", stats, str(error)))
 
-    def _fail_running(self, error: Exception) -> list[Event]:
-        failure = _failure("the forward", error)
-        return [self._fail(request, failure) for request in list(self._scheduler.running)]
+    def _fail_each(self, requests: Iterable[Request], error: FerrumError) -> None:
+        for request in list(requests):
+            self._fail(request, error)
 
-    def _stats(self, plan: Sequence[Scheduled], decodes: int, seconds: float) -> StepStats:
-        return StepStats(
+    def _report(
+        self, changes: Sequence[Change], counts: dict[str, int], times: tuple[float, float, float]
+    ) -> None:
+        started, scheduled, forwarded = times
+        admitted = [change for change in changes if isinstance(change, RequestAdmitted)]
+        now = perf_counter()
+        stats = StepStats(
             step=self._steps,
-            seconds=seconds,
-            prefill_tokens=sum(s.num_tokens for s in plan) - decodes,
-            decode_tokens=decodes,
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            seconds=now - started,
+            schedule_s=scheduled - started,
+            forward_s=forwarded - scheduled,
+            commit_s=now - forwarded,
+            admitted_tokens=sum(change.tokens for change in admitted),
+            cached_tokens=sum(change.cached_tokens for change in admitted),
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            preempted=self._scheduler.num_preempted,
             preemptions=self._scheduler.preemptions,
             kv=self.executor.kv_capacity_snapshot(),
+            cache=self.executor.cache_metrics(),
+            **counts,
         )
+        self._events.append(Stepped(stats))
+        self.log.add(StepDone(stats))
+        self._events += [Notice(note) for note in self.log.take_notes()]
+
+
+def _computed(scheduled: Scheduled, result: ItemResult) -> int:
+    return scheduled.num_tokens if result.num_tokens is None else result.num_tokens
 
 
 def _failure(what: str, error: Exception) -> FerrumError:
@@ -184,10 +214,11 @@ def _failure(what: str, error: Exception) -> FerrumError:
 
 
 def _item(scheduled: Scheduled) -> UnifiedItem:
-    request = scheduled.request
+    request, params = scheduled.request, scheduled.request.params
     assert request.cache_id is not None
     start, end = request.num_computed_tokens, request.num_computed_tokens + scheduled.num_tokens
-    params = request.params
+    targets = request.prompt[start + 1 : end + 1] if params.prompt_logprobs is not None else ()
+    history = (request.prompt, request.output) if params.looks_back else ((), ())
     return UnifiedItem(
         cache_id=request.cache_id,
         q_tokens=request.tokens(start, end),
@@ -196,6 +227,13 @@ def _item(scheduled: Scheduled) -> UnifiedItem:
         sampling=RowSampling(
             params=params,
             seed=request.seed,
+            sample_index=request.sample_index,
             position=len(request.output),
+            prompt=history[0],
+            output=history[1],
+            end_ids=request.end_ids,
+            bad_sequences=request.bad_sequences,
         ),
+        logits=LogitsPolicy.PROMPT_LOGPROBS if targets else LogitsPolicy.SAMPLED,
+        targets=tuple(targets),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ferrum_mlx.batch import TokenLogprobs
 from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.metrics import KVUsage, StepStats, Timings, Usage
+from ferrum_mlx.metrics import KVMap, KVUsage, RequestStats, StepStats, Timings, Usage
 from ferrum_mlx.model_info import ModelInfo
 from ferrum_mlx.sampling import SamplingParams
 
@@ -55,11 +55,18 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class AskKVMap:
+    """Answered by the KVMapAnswer of the same number, between two steps."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     pass
 
 
-Command = Submit | Abort | Shutdown
+Command = Submit | Abort | AskKVMap | Shutdown
 
 
 # Events
@@ -103,10 +110,20 @@ class Finished:
     """The end of a request, after its last Delta. finish_reason: "stop", "length" or "abort"."""
 
     request_id: str
-    finish_reason: str
-    usage: Usage
-    timings: Timings
+    stats: RequestStats
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's second token on, if asked for
+
+    @property
+    def finish_reason(self) -> str:
+        return self.stats.finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        return self.stats.usage
+
+    @property
+    def timings(self) -> Timings:
+        return self.stats.timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +140,21 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class KVMapAnswer:
+    """Every block's state now, or why that cannot be said."""
+
+    number: int
+    answer: KVMap | FerrumError
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a user must be told of an engine that runs."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """The engine is gone (a failed build, a crash, a killed process); every open request failed."""
 
@@ -130,4 +162,4 @@ class Died:
 
 
 RequestEvent = Delta | Finished | Failed
-Event = Loading | Ready | RequestEvent | Stepped | Died
+Event = Loading | Ready | RequestEvent | Stepped | KVMapAnswer | Notice | Died

@@ -1,8 +1,11 @@
-"""Numbers shown to people: usage, timings, the KV pool, a step. Plain, picklable data."""
+"""Numbers shown to people: usage, timings, the KV pool, a step, a request. Plain, picklable data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Upper ends of the buckets that gaps between tokens are counted in, in seconds; above the last is one more.
+ITL_BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,54 @@ class Timings:
     ttft_s: float
     prefill_tps: float
     decode_tps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """The gaps between a request's tokens (ITL), in seconds; percentiles by nearest rank.
+
+    A gap is measured where the tokens are: what a preemption or a neighbour's prefill costs is in it.
+
+    Attributes:
+        buckets: gaps up to each of ITL_BOUNDS and above the one before; last, those above all.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    p50: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+    buckets: tuple[int, ...] = (0,) * (len(ITL_BOUNDS) + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """One request from arrival to end. Times are seconds, 0.0 where it did not get that far.
+
+    Attributes:
+        finish_reason: "stop", "length", "abort" or "error".
+        arrived: seconds since the epoch.
+        queue_s: arrival to the first step that has a part of it.
+        prefill_s: from there to the first token.
+        decode_s: first token to last.
+        e2e_s: arrival to end.
+        preemptions: how often it had to make room.
+        replayed_tokens: tokens computed again because of that; no part of `usage`.
+    """
+
+    request_id: str
+    priority: int
+    finish_reason: str
+    arrived: float
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    usage: Usage
+    timings: Timings
+    itl: Latencies
+    preemptions: int
+    replayed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +130,34 @@ class CacheMetrics:
         return self.hits / total if (total := self.hits + self.misses) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """One engine step."""
+NO_CACHE = CacheMetrics(enabled=False, block_size=0, kv_dtype="")
 
-    step: int
-    seconds: float
-    prefill_tokens: int
-    decode_tokens: int
-    running: int
-    waiting: int
-    preemptions: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One engine step, and where the engine stands after it.
+
+    Attributes:
+        seconds: of the whole step; schedule_s, forward_s and commit_s are its parts.
+        prefill_tokens, decode_tokens: computed in this step; a replay is prefill.
+        admitted_tokens: tokens of the prompts that were admitted for the first time in this step.
+        cached_tokens: of those, found in the prefix cache.
+        waiting: requests not running; `preempted` of them have run before.
+        preemptions: since the engine started.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    commit_s: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    admitted_tokens: int = 0
+    cached_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    preempted: int = 0
+    preemptions: int = 0
     kv: KVUsage
+    cache: CacheMetrics = NO_CACHE

@@ -1,24 +1,19 @@
-"""A request's way out: tokens to text, stop checks, times."""
+"""A request's way out: tokens to text, stop checks, what is said of it at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ferrum_mlx.detokenizer import StopStrings
-from ferrum_mlx.messages import ChatMessage
-from ferrum_mlx.metrics import Timings, Usage
+from ferrum_mlx.batch import TokenLogprobs
+from ferrum_mlx.detokenizer import Detokenizer, StopStrings
+from ferrum_mlx.messages import ChatMessage, ChatOptions
+from ferrum_mlx.metrics import RequestStats, Usage
 from ferrum_mlx.request import Request
-
-
-class IncrementalText(Protocol):
-    def add(self, token_id: int) -> str:
-        """Text that is safe to show now."""
-        ...
-
-    def finish(self) -> str:
-        """What was held back."""
-        ...
+from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.thinking import Split, Splitter, Unsplit
+from ferrum_mlx.timing import RequestTimer
 
 
 class TextCodec(Protocol):
@@ -28,49 +23,89 @@ class TextCodec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]: ...
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = ...) -> list[int]: ...
 
-    def detokenizer(self) -> IncrementalText: ...
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The id sequences that spell SamplingParams.bad_words, in front of a text and within one."""
+        ...
+
+    def detokenizer(self, *, with_tags: bool = False) -> Detokenizer:
+        """A fresh one; `with_tags` shows the special tokens that a splitter looks for, too."""
+        ...
+
+    def splitter(self, prompt: Sequence[int]) -> Splitter:
+        """A fresh one, for the answer to a templated conversation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewText:
+    """What a token let out; finish_reason is None while the output goes on."""
+
+    text: str = ""
+    thinking: str = ""
+    finish_reason: str | None = None
+
+
+def end_ids(params: SamplingParams, codec: TextCodec) -> frozenset[int]:
+    """Ids at which an output ends; a sampler bans them before `min_tokens`."""
+    own = frozenset() if params.ignore_eos else codec.eos_token_ids
+    return own | frozenset(params.stop_token_ids)
 
 
 class OutputStream:
-    """Times are seconds on one monotonic clock, given by the caller."""
+    """Times are seconds on one monotonic clock, given by the caller.
 
-    def __init__(self, request: Request, codec: TextCodec, arrived: float) -> None:
+    Only a conversation's answer is split into thinking and text; a bare prompt's completion is all
+    text. Stop strings are looked for in the text alone, as by vLLM with a reasoning parser: a line
+    break that a model thinks of must not end its answer. `min_tokens` goes as in vLLM: an id ends the
+    output from that token on, a stop string if a later token completes it; one that is complete before
+    is passed over.
+    """
+
+    def __init__(self, request: Request, codec: TextCodec, arrived: float, is_chat: bool = False) -> None:
         self.request = request
-        self._eos = frozenset() if request.params.ignore_eos else codec.eos_token_ids
-        self._detokenizer = codec.detokenizer()
-        self._stops = StopStrings(request.params.stop)
-        self._arrived = arrived
-        self._prefill_started = 0.0
-        self._first_token = self._last_token = 0.0
+        params = request.params
+        self._end_ids = end_ids(params, codec)
+        self._detokenizer = codec.detokenizer(with_tags=is_chat)
+        self._splitter = codec.splitter(request.prompt) if is_chat else Unsplit()
+        self._stops = StopStrings(params.stop)
+        self.timer = RequestTimer(arrived)
+        self.prompt_logprobs: list[TokenLogprobs] = []
 
-    def scheduled(self, now: float) -> None:
-        self._prefill_started = self._prefill_started or now
-
-    def add(self, token: int, now: float) -> tuple[str, str | None]:
+    def add(self, token: int, now: float) -> NewText:
         """Take a sampled token; returns the text it lets out, and the finish reason or None."""
         request = self.request
         request.output.append(token)
-        self._first_token = self._first_token or now
-        self._last_token = now
-        if token in self._eos:
-            return self.flush(), "stop"
-        text, stopped = self._stops.feed(self._detokenizer.add(token))
-        if stopped:
-            return text, "stop"
-        if len(request.output) >= request.max_tokens:
-            tail, stopped = self._tail()
-            return text + tail, "stop" if stopped else "length"
-        return text, None
+        self.timer.token(now)
+        count = len(request.output)
+        if token in self._end_ids and count >= request.params.min_tokens:
+            return self._end("", "stop")
+        if count >= request.max_tokens:
+            return self._end(self._detokenizer.add(token), "length")
+        split = self._splitter.feed(self._detokenizer.add(token))
+        text, stopped = self._look_for_stops(split.answer)
+        return NewText(text, split.thinking, "stop" if stopped else None)
 
-    def flush(self) -> str:
+    def take_prompt_logprobs(self, position: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Of the prompt's tokens from `position` on; a replay brings some again."""
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) + 1 - position :]
+
+    def flush(self) -> NewText:
         """The held tail, when nothing more will come."""
-        return self._tail()[0]
+        return self._end("", None)
 
-    def _tail(self) -> tuple[str, bool]:
-        text, stopped = self._stops.feed(self._detokenizer.finish())
-        return (text, True) if stopped else (text + self._stops.finish(), False)
+    def _end(self, text: str, reason: str | None) -> NewText:
+        first = self._splitter.feed(text + self._detokenizer.finish())
+        rest = self._splitter.finish()
+        split = Split(first.answer + rest.answer, first.thinking + rest.thinking)
+        text, stopped = self._look_for_stops(split.answer)
+        if stopped:
+            return NewText(text, split.thinking, "stop")
+        return NewText(text + self._stops.finish(), split.thinking, reason)
+
+    def _look_for_stops(self, text: str) -> tuple[str, bool]:
+        return self._stops.feed(text, armed=len(self.request.output) > self.request.params.min_tokens)
 
     def usage(self) -> Usage:
         return Usage(
@@ -79,16 +114,6 @@ class OutputStream:
             cached_tokens=self.request.num_cached_tokens,
         )
 
-    def timings(self) -> Timings:
-        if not self.request.output:
-            return Timings(0.0, 0.0, 0.0)
-        prefilled = len(self.request.prompt) - self.request.num_cached_tokens
-        return Timings(
-            ttft_s=self._first_token - self._arrived,
-            prefill_tps=_rate(prefilled, self._first_token - self._prefill_started),
-            decode_tps=_rate(len(self.request.output) - 1, self._last_token - self._first_token),
-        )
-
-
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+    def stats(self, finish_reason: str, now: float) -> RequestStats:
+        """All that is to be said of the request at its end."""
+        return self.timer.stats(self.request, self.usage(), finish_reason, now)

@@ -17,22 +17,56 @@ class RequestState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Every request wants num_computed_tokens to catch up with its known tokens; there are no phases."""
+    """Every request wants num_computed_tokens to catch up with its known tokens; there are no phases.
+
+    Attributes:
+        max_tokens: params.max_tokens, or what the context leaves.
+        priority: a lower one goes first.
+        sample_index: tells the samples of one prompt apart, in their noise alone.
+        end_ids, bad_sequences: what params.min_tokens and params.bad_words mean in ids.
+        num_cached_tokens: prompt tokens taken from the prefix cache at first admission.
+        split_at: a chunk must end there (capacity.Admitted).
+        preemptions, lost_tokens, replayed_tokens: how often it was preempted, the most it had computed
+            by then, and how many tokens it has computed again in all.
+    """
 
     request_id: str
     prompt: list[int]
     params: SamplingParams
     seed: int
-    max_tokens: int  # params.max_tokens, or what the context leaves
+    max_tokens: int
+    priority: int = 0
+    sample_index: int = 0
+    end_ids: tuple[int, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
     output: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
+    num_cached_tokens: int = 0
+    split_at: int | None = None
     cache_id: int | None = None
     state: RequestState = RequestState.WAITING
+    preemptions: int = 0
+    lost_tokens: int = 0
+    replayed_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    @property
+    def is_recomputing(self) -> bool:
+        """Preempted once, and not yet back to where it was."""
+        return self.num_computed_tokens < self.lost_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """It lacks its last output token alone; what a replay brings back before that is prefill."""
+        return bool(self.output) and self.num_tokens - self.num_computed_tokens == 1
+
+    def advance(self, count: int) -> None:
+        """The KV of the next `count` known tokens is there."""
+        self.replayed_tokens += max(0, min(count, self.lost_tokens - self.num_computed_tokens))
+        self.num_computed_tokens += count
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Known ids of positions start … end - 1."""

@@ -1,22 +1,28 @@
 """Who gets how many tokens this step.
 
 There are no phases: a request is given as many of the tokens it has not computed as the budget
-allows. Those that lack one token (they decode) come first, then the others in order of arrival, then
-waiting ones while the pool admits them. When the pool is short the latest arrival is preempted: it
-keeps its tokens and computes them again later. The oldest request is never a victim, so it always
-gets on, and so does everyone after it.
+allows. Those that decode come first, then the others, then waiting ones while the pool admits them;
+among equals a lower priority number goes first, then the earlier arrival.
+
+When the pool is short, prefills wait; when decodes alone do not fit, one request is preempted: it keeps
+its tokens and computes them again later. The victim is of the lowest priority, and of those the
+cheapest to compute again. So the request that has come furthest always gets on, and everyone after it.
+A preempted request comes back when another one has ended, since until then running ones only grow.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 
-from ferrum_mlx.capacity import Admitted, CacheCompletion, Deferred, KvSlotRequest, Rejected
+from ferrum_mlx.capacity import Admission, Admitted, CacheCompletion, Deferred, KvSlotRequest, Rejected
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import CapacityError, ContextLengthError
+from ferrum_mlx.events import RequestAdmitted, RequestPreempted, RequestResumed
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.request import Request, RequestState
+
+Change = RequestAdmitted | RequestResumed | RequestPreempted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,115 +31,267 @@ class Scheduled:
     num_tokens: int
 
 
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A request in a queue, and why it is not admitted yet.
+
+    Attributes:
+        order: priority, then arrival.
+        deferred, version: the last answer to a probe, and the capacity version it was given at.
+        ends_seen: how many running requests had ended when this one was preempted.
+    """
+
+    request: Request
+    order: tuple[int, int]
+    deferred: Deferred | None = None
+    version: int = -1
+    ends_seen: int = -1
+
+
 class Scheduler:
     def __init__(self, executor: ModelExecutor, config: EngineConfig) -> None:
         self._executor = executor
         self._budget = min(config.max_num_batched_tokens, executor.maximum_scheduled_tokens)
         self._max_chunk = config.max_prefill_chunk
+        self._while_decoding = config.prefill_while_decoding or executor.capabilities().prefill_while_decoding
         self._max_seqs = min(config.max_num_seqs, executor.maximum_active_sequences, self._budget)
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of arrival
         self.preemptions = 0
+        self._waiting: list[_Entry] = []  # by order, both
+        self._running: list[_Entry] = []
+        self._entries: dict[Request, _Entry] = {}
+        self._arrivals = self._ends = 0
         self._rejected: list[tuple[Request, ContextLengthError]] = []
+        self._changes: list[Change] = []
+
+    @property
+    def running(self) -> list[Request]:
+        return [entry.request for entry in self._running]
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_preempted(self) -> int:
+        """How many of the waiting ones ran before."""
+        return sum(entry.request.state is RequestState.PREEMPTED for entry in self._waiting)
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        self._arrivals += 1
+        entry = self._entries[request] = _Entry(request, (request.priority, self._arrivals))
+        insort(self._waiting, entry, key=_order)
 
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self._entries)
 
     def schedule(self) -> list[Scheduled]:
         """Fill one step; every scheduled token has a writable KV slot when this returns."""
+        self._make_way()
         preemptions = self.preemptions
         plan = self._schedule_running()
         if self.preemptions == preemptions:
-            budget = self._budget - sum(scheduled.num_tokens for scheduled in plan)
-            plan += self._schedule_waiting(budget)
+            self._schedule_waiting(plan)
         return plan
 
     def finish(self, request: Request, *, completed: bool) -> None:
         """Take a request out, whatever its state; frees its blocks."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
-        if request.cache_id is not None:
-            if completed:
-                usage = len(request.prompt), len(request.output)
-                self._executor.complete_cache(CacheCompletion(request.request_id, request.cache_id, *usage))
-            else:
-                self._executor.release_cache(request.cache_id)
+        self._dequeue(self._entries.pop(request))
+        if request.cache_id is None:
+            self._executor.cancel_prefill_admission(request.request_id)
+        elif completed:
+            counts = len(request.prompt), len(request.output)
+            self._executor.complete_cache(CacheCompletion(request.request_id, request.cache_id, *counts))
+        else:
+            self._executor.release_cache(request.cache_id)
+        self._ends += request.cache_id is not None
         request.cache_id, request.state = None, RequestState.FINISHED
+
+    def relieve(self) -> bool:
+        """Make room for a step that does not fit; False when nobody could give way."""
+        return len(self._running) > 1 and self._preempt(self._running)
 
     def take_rejected(self) -> list[tuple[Request, ContextLengthError]]:
         """Requests found impossible since the last call."""
         rejected, self._rejected = self._rejected, []
         return rejected
 
+    def take_changes(self) -> list[Change]:
+        """Admissions and preemptions since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # Running requests
+
     def _schedule_running(self) -> list[Scheduled]:
-        while True:
-            budget = self._budget
-            plan = []
-            for request in sorted(self.running, key=lambda r: r.num_tokens - r.num_computed_tokens > 1):
-                if count := self._share(request, budget):
-                    plan.append(Scheduled(request, count))
-                    budget -= count
+        while plan := self._fill():
+            if self._reserve(plan):
+                return plan
+            if not self.relieve():
+                self._reject(self._running[0], "the KV pool cannot hold it, though it runs alone")
+        return []
+
+    def _reserve(self, plan: list[Scheduled]) -> bool:
+        """Reserve for all that fits, taking out prefills from the last on; False: not even the decodes do."""
+        while plan:
             try:
                 self._executor.reserve_kv_slots([_slots(s.request, s.num_tokens) for s in plan])
             except CapacityError:
-                self._preempt(self.running[-1])
+                if plan[-1].request.is_decoding:
+                    return False
+                plan.pop()
             else:
-                return plan
+                return True
+        return False
 
-    def _schedule_waiting(self, budget: int) -> list[Scheduled]:
-        plan = []
-        while budget and self.waiting and len(self.running) < self._max_seqs:
-            request = self.waiting[0]
-            if not self._admit(request):
-                break
-            if request.state is RequestState.RUNNING:
-                count = self._share(request, budget)
-                self._executor.reserve_kv_slots([_slots(request, count)])  # admission promised them
+    def _fill(self) -> list[Scheduled]:
+        """Decodes first, then prefills, within the budgets."""
+        budget, plan, others = self._budget, [], []
+        for entry in self._running:
+            request = entry.request
+            if request.is_decoding:
+                plan.append(Scheduled(request, 1))
+                budget -= 1
+            else:
+                others.append(request)
+        budget = min(budget, self._while_decoding) if plan else budget
+        for request in others:
+            if count := self._share(request, budget):
                 plan.append(Scheduled(request, count))
                 budget -= count
         return plan
 
     def _share(self, request: Request, budget: int) -> int:
-        return min(request.num_tokens - request.num_computed_tokens, self._max_chunk, budget)
+        start = request.num_computed_tokens
+        count = min(request.num_tokens - start, self._max_chunk, budget)
+        if request.split_at is not None and start < request.split_at < start + count:
+            return request.split_at - start
+        return count
 
-    def _admit(self, request: Request) -> bool:
-        """Move the first waiting request to running, or out if it can never run; False: not now."""
-        admission = self._executor.try_admit_prefill(
-            request.request_id, request.tokens(0, request.num_tokens)
-        )
-        if isinstance(admission, Deferred):
-            if self.running:
-                return False
-            admission = Rejected(f"{admission.shortfall} KV blocks are missing though nothing runs")
-        self.waiting.popleft()
-        if isinstance(admission, Rejected):
-            request.state = RequestState.FINISHED
-            self._rejected.append((request, ContextLengthError(admission.reason)))
-            return True
-        self._run(request, admission)
+    def _preempt(self, candidates: list[_Entry]) -> bool:
+        """Evict one; False if none of them would free anything."""
+        useful = [e for e in candidates if self._releasable(e)]
+        if not useful:
+            return False
+        entry = min(useful, key=lambda e: (-e.order[0], e.request.num_computed_tokens, -e.order[1]))
+        request = entry.request
+        assert request.cache_id is not None
+        self._executor.preempt(request.request_id, request.cache_id)
+        self._running.remove(entry)
+        self._changes.append(RequestPreempted(request.request_id, request.num_computed_tokens))
+        request.lost_tokens = max(request.lost_tokens, request.num_computed_tokens)
+        request.cache_id, request.num_computed_tokens, request.split_at = None, 0, None
+        request.state = RequestState.PREEMPTED
+        request.preemptions += 1
+        self.preemptions += 1
+        entry.ends_seen, entry.deferred = self._ends, None
+        insort(self._waiting, entry, key=_order)
         return True
 
-    def _run(self, request: Request, admission: Admitted) -> None:
-        if request.state is RequestState.WAITING:
-            request.num_cached_tokens = admission.num_cached_tokens
-        request.cache_id = admission.cache_id
-        request.num_computed_tokens = admission.num_cached_tokens
-        request.state = RequestState.RUNNING
-        self.running.append(request)
+    def _releasable(self, entry: _Entry) -> int:
+        assert entry.request.cache_id is not None
+        return self._executor.releasable_blocks(entry.request.cache_id)
 
-    def _preempt(self, request: Request) -> None:
-        assert request.cache_id is not None
-        self._executor.release_cache(request.cache_id)
-        self.running.remove(request)
-        request.cache_id, request.num_computed_tokens = None, 0
-        request.state = RequestState.PREEMPTED
-        self.waiting.appendleft(request)
-        self.preemptions += 1
+    # Waiting requests
+
+    def _schedule_waiting(self, plan: list[Scheduled]) -> None:
+        decoding = sum(s.request.is_decoding for s in plan)
+        prefill = sum(s.num_tokens for s in plan) - decoding
+        budget = self._budget - decoding
+        budget = (min(budget, self._while_decoding) if decoding else budget) - prefill
+        for entry in self._waiting.copy():
+            if budget <= 0 or len(self._running) >= self._max_seqs or self._must_wait(entry):
+                return
+            admission = self._probe(entry)
+            if isinstance(admission, Deferred):
+                if self._running and admission.shortfall == 0:
+                    continue  # another request is computing its prefix
+                if self._running:
+                    return  # nobody overtakes a request that waits for blocks
+                admission = Rejected(f"{admission.shortfall} KV blocks are missing though nothing runs")
+            if isinstance(admission, Rejected):
+                self._reject(entry, admission.reason)
+                continue
+            self._run(entry, admission)
+            request = entry.request
+            count = self._share(request, budget)
+            self._executor.reserve_kv_slots([_slots(request, count)])  # admission promised them
+            plan.append(Scheduled(request, count))
+            budget -= count
+
+    def _must_wait(self, entry: _Entry) -> bool:
+        """A preempted request comes back when another has ended: until then running ones only grow."""
+        return bool(self._running) and entry.ends_seen == self._ends
+
+    def _probe(self, entry: _Entry) -> Admission:
+        """Ask for admission, unless nothing has been released since the last time."""
+        version = self._executor.capacity.value
+        if entry.deferred is not None and entry.version == version and self._running:
+            return entry.deferred
+        request = entry.request
+        admission = self._executor.try_admit_prefill(
+            request.request_id,
+            request.tokens(0, request.num_tokens),
+            use_prefix=request.params.prompt_logprobs is None,
+        )
+        entry.deferred = admission if isinstance(admission, Deferred) else None
+        entry.version = version
+        return admission
+
+    def _run(self, entry: _Entry, admission: Admitted) -> None:
+        request, cached = entry.request, admission.num_cached_tokens
+        counts = request.request_id, request.num_tokens, cached
+        if request.state is RequestState.WAITING:
+            request.num_cached_tokens = cached
+            self._changes.append(RequestAdmitted(*counts))
+        else:
+            self._changes.append(RequestResumed(*counts))
+        request.cache_id, request.split_at = admission.cache_id, admission.split_at
+        request.num_computed_tokens = cached
+        request.state = RequestState.RUNNING
+        self._waiting.remove(entry)
+        insort(self._running, entry, key=_order)
+
+    def _make_way(self) -> None:
+        """Let the first waiting request take the place of running ones of lower priority."""
+        while self._waiting and self._running and self._running[-1].order[0] > self._waiting[0].order[0]:
+            first = self._waiting[0]
+            lower = [e for e in self._running if e.order[0] > first.order[0]]
+            if first.request.is_recomputing:  # one replay never makes another one necessary
+                lower = [e for e in lower if not e.request.is_recomputing]
+            full = len(self._running) >= self._max_seqs
+            room = sum(map(self._releasable, lower))
+            if full and not room:
+                return
+            admission = self._probe(first)
+            if isinstance(admission, Rejected):
+                self._reject(first, admission.reason)
+                continue
+            deferred = isinstance(admission, Deferred)
+            if deferred and not (admission.shortfall <= room and (admission.shortfall or full)):
+                return  # it would not help, or its prefix is on its way
+            if (deferred or full) and not self._preempt(lower):
+                return
+            if isinstance(admission, Admitted):
+                self._run(first, admission)
+
+    # Both
+
+    def _dequeue(self, entry: _Entry) -> None:
+        for queue in (self._waiting, self._running):
+            if entry in queue:
+                queue.remove(entry)
+
+    def _reject(self, entry: _Entry, reason: str) -> None:
+        self._dequeue(entry)
+        self._rejected.append((entry.request, ContextLengthError(reason)))
+
+
+def _order(entry: _Entry) -> tuple[int, int]:
+    return entry.order
 
 
 def _slots(request: Request, count: int) -> KvSlotRequest:

@@ -15,18 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.chat_template import ChatTemplate
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from ferrum_mlx.errors import ModelFileError, UsageError
+from ferrum_mlx.messages import ChatMessage, ChatOptions
+from ferrum_mlx.thinking import Splitter, ThinkingFormat, Unsplit, find_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_AS_IS = ChatOptions()
+_PROMPT_END = 32  # tokens that hold an opening tag, should the template end with one
 
 
 class Tokenizer:
     """One model's tokenizer.
 
     Attributes:
-        eos_token_ids: ids that end a generation: the tokenizer's, generation_config's and config's together.
+        eos_token_ids: ids that end a generation: the tokenizer's, generation_config's, config's and the
+            chat template's together.
         vocab_size: ids it knows, added tokens included.
         has_chat_template: whether encode_chat works.
     """
@@ -36,49 +43,57 @@ class Tokenizer:
     ) -> None:
         self._hf = hf_tokenizer
         hf_tokenizer.model_max_length = sys.maxsize  # what is too long is refused elsewhere, with numbers
-        own = hf_tokenizer.eos_token_id
-        self.eos_token_ids = extra_eos | (frozenset() if own is None else {own})
-        self.vocab_size = len(hf_tokenizer)
-        self.has_chat_template = bool(hf_tokenizer.chat_template)
+        self._template = ChatTemplate(hf_tokenizer)
         self._bytes_of: dict[int, bytes] = {}
+        self.has_chat_template = bool(self._template.text)
+        self.vocab_size = len(hf_tokenizer)
+        own = hf_tokenizer.eos_token_id
+        self.eos_token_ids = extra_eos | self._end_of_turn() | (frozenset() if own is None else {own})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of plain text; add_special_tokens puts BOS before it where the model wants one.
+
+        A text that begins with BOS, because it was templated already, gets no second one.
 
         Raises:
             UsageError: the text is no Unicode (bytes of another encoding came in).
         """
         _check_unicode(text)
+        bos = self._hf.bos_token
+        if isinstance(bos, str) and bos and text.startswith(bos):
+            add_special_tokens = False
         return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_IS) -> list[int]:
         """Ids of a conversation, [{"role": ..., "content": ...}], up to where the answer begins.
+
+        Contents are texts, or lists of {"type": "text", "text": ...}.
 
         Raises:
             UsageError: the model has no chat template, or its template refuses the conversation.
         """
-        from jinja2 import TemplateError, TemplateSyntaxError
+        text = self._template.render(messages, options)
+        _check_unicode(text)
+        return list(self._hf.encode(text, add_special_tokens=False))
 
-        if not self.has_chat_template:
-            raise UsageError("this model has no chat template", next_step="use run --raw, or a chat model")
-        if not messages:
-            raise UsageError("the conversation is empty", "at least one message is needed")
-        for message in messages:
-            _check_unicode(str(message.get("content", "")))
-        try:
-            ids = self._hf.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, return_dict=False
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Id sequences that spell the words, each at the beginning of a text and, as in vLLM, behind a
+        space where that makes as many tokens with another first one.
+
+        Raises:
+            UsageError: a word without tokens.
+        """
+        found = []
+        for word in words:
+            bare, spaced = (
+                tuple(self.encode(prefix + word.lstrip(), add_special_tokens=False)) for prefix in ("", " ")
             )
-        except TemplateSyntaxError as error:
-            raise ModelFileError(
-                f"the model's chat template is broken: {error}", next_step="use run --raw, or another model"
-            ) from error
-        except (TemplateError, TypeError, KeyError) as error:
-            raise UsageError(
-                f"the model's chat template refuses the conversation: {error}",
-                "messages are {'role': 'system' | 'user' | 'assistant', 'content': text}",
-            ) from error
-        return list(ids)
+            if not bare:
+                raise UsageError(f"bad_words has {word!r}", "allowed: texts that have tokens")
+            found.append(bare)
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
+                found.append(spaced)
+        return tuple(found)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text = self._hf.decode(
@@ -87,15 +102,59 @@ class Tokenizer:
         assert isinstance(text, str)
         return text
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh one for one generation; special tokens are not shown."""
+    def detokenizer(self, *, with_tags: bool = False) -> Detokenizer:
+        """A fresh one for one generation; special tokens are not shown, but for those a splitter needs."""
+        hidden = self._special_ids - self._tag_ids if with_tags else self._special_ids
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self.decode, self._special_ids, self._byte_ids)
+            return ByteLevelDetokenizer(lambda token: b"" if token in hidden else self._token_bytes(token))
+        known = self._known_ids
+        return WindowDetokenizer(
+            lambda ids: self.decode(ids, skip_special_tokens=False),
+            lambda token: token in hidden or token not in known,
+            self._byte_ids,
+        )
+
+    def splitter(self, prompt: Sequence[int]) -> Splitter:
+        """A fresh one for the answer to a templated prompt; without a thinking format, all is answer."""
+        if self._thinking is None:
+            return Unsplit()
+        return self._thinking.splitter(self.decode(prompt[-_PROMPT_END:], skip_special_tokens=False))
+
+    def _end_of_turn(self) -> frozenset[int]:
+        """The added token with which the chat template ends an answer: some models' files name only
+        the end of a text.
+
+        None where text follows it, or where it ends thinking, too: that is no end of a turn.
+        """
+        text = self._template.end_of_turn.strip() if self.has_chat_template else ""
+        added = {token.content: i for i, token in self._hf.added_tokens_decoder.items() if token.content}
+        found: list[int] = []
+        while text:
+            token = max(filter(text.startswith, added), key=len, default="")
+            if not token:
+                return frozenset()
+            found.append(added[token])
+            text = text.removeprefix(token).lstrip()
+        return frozenset(found[:1]) - self._tag_ids
+
+    @cached_property
+    def _thinking(self) -> ThinkingFormat | None:
+        return find_format(self._hf.get_vocab(), self._template.text)
+
+    @cached_property
+    def _tag_ids(self) -> frozenset[int]:
+        vocab = self._hf.get_vocab()
+        tokens = () if self._thinking is None else self._thinking.tokens
+        return frozenset(vocab[token] for token in tokens if token in vocab)
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(i for i, token in self._hf.added_tokens_decoder.items() if token.special)
+
+    @cached_property
+    def _known_ids(self) -> frozenset[int]:
+        """Without the rows that pad a vocabulary: a model may sample them, a decoder may raise."""
+        return frozenset(self._hf.get_vocab().values())
 
     @cached_property
     def _byte_ids(self) -> frozenset[int]:
@@ -122,8 +181,8 @@ class Tokenizer:
         return known
 
     def _spell(self, token_id: int) -> bytes:
-        token = None if token_id in self._special_ids else self._hf.convert_ids_to_tokens(token_id)
-        if not isinstance(token, str):
+        token = self._hf.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str):  # a row of a padded vocabulary
             return b""
         if all(char in self._byte_of_char for char in token):
             return bytes(self._byte_of_char[char] for char in token)
@@ -178,8 +237,10 @@ def _folder_eos(folder: Path) -> frozenset[int]:
         file = folder / name
         if file.exists():
             try:
-                value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+                config = json.loads(file.read_text(encoding="utf-8"))
+                values = [part.get("eos_token_id") for part in (config, config.get("text_config") or {})]
             except (OSError, ValueError, AttributeError) as error:
                 raise ModelFileError(f"{file} is not a JSON object: {error}") from error
-            found.update(value if isinstance(value, list) else [] if value is None else [value])
+            for value in values:
+                found.update(value if isinstance(value, list) else [] if value is None else [value])
     return frozenset(found)

@@ -7,6 +7,7 @@ and may be called from any thread, an event loop or a finalizer.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import queue
@@ -25,7 +26,20 @@ from typing import IO, TYPE_CHECKING, ClassVar, Protocol
 
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError
-from ferrum_mlx.messages import Abort, Command, Died, Event, Failed, Loading, Shutdown, Submit
+from ferrum_mlx.events import Callback, CallbackSink
+from ferrum_mlx.messages import (
+    Abort,
+    AskKVMap,
+    Command,
+    Died,
+    Event,
+    Failed,
+    KVMapAnswer,
+    Loading,
+    Shutdown,
+    Submit,
+)
+from ferrum_mlx.metrics import KVMap
 
 if TYPE_CHECKING:
     from ferrum_mlx.engine import Engine
@@ -37,31 +51,42 @@ _ADVICE = "if it happens again, lower --kv-memory or take a smaller model"
 _SHORT_OF_MEMORY = re.compile("memory|alloc", re.IGNORECASE)  # as MLX, torch and Python word it
 _LOG_TAIL = 4096  # bytes of the child's output that are searched for its last line
 _GRACE = 1.0  # seconds a child has after each of: closed pipe, SIGTERM
+_GRACE_AT_EXIT = 5.0  # seconds a thread has to leave the array library's code
 
 
-def serve(config: EngineConfig, inbox: Inbox, post: Post) -> None:
-    """Build an engine and run it until Shutdown; any other end is posted as Died."""
+class _Unheard(BaseException):
+    """Nobody listens to the engine any more: raised out of a build or a step, which may catch Exception."""
+
+
+def serve(config: EngineConfig, inbox: Inbox, post: Post, on_event: Callback | None = None) -> None:
+    """Build an engine and run it until Shutdown; any other end is posted as Died.
+
+    Args:
+        on_event: given each record of the engine, in this thread.
+    """
     try:
-        _build_and_run(config, inbox, post)
+        _build_and_run(config, inbox, post, on_event)
     except FerrumError as error:
         post([Died(error)])
     except BaseException as fault:  # a thread that ended without a word would leave its streams waiting
         post([Died(_unexpected(fault))])
 
 
-def _build_and_run(config: EngineConfig, inbox: Inbox, post: Post) -> None:
+def _build_and_run(config: EngineConfig, inbox: Inbox, post: Post, on_event: Callback | None) -> None:
     from ferrum_mlx.build import build_engine
 
     engine = build_engine(config, lambda what: post([Loading(what)]))
+    if on_event is not None:
+        engine.log.attach(CallbackSink(on_event))
     try:
         post([engine.ready()])
-        while _obey(engine, inbox):
+        while _obey(engine, inbox, post):
             post(engine.step())
     finally:
         engine.shutdown()
 
 
-def _obey(engine: Engine, inbox: Inbox) -> bool:
+def _obey(engine: Engine, inbox: Inbox, post: Post) -> bool:
     """Carry out every queued command, waiting for one while there is no work; False at Shutdown."""
     while True:
         try:
@@ -73,8 +98,19 @@ def _obey(engine: Engine, inbox: Inbox) -> bool:
                 engine.submit(command)
             case Abort(request_id):
                 engine.abort(request_id)
+            case AskKVMap(number):
+                post([KVMapAnswer(number, _kv_map(engine))])
             case Shutdown():
                 return False
+
+
+def _kv_map(engine: Engine) -> KVMap | FerrumError:
+    try:
+        return engine.executor.kv_map()
+    except FerrumError as error:
+        return error
+    except Exception as fault:  # a picture of the pool is not worth the requests in it
+        return _unexpected(fault)
 
 
 def _unexpected(fault: BaseException) -> EngineDiedError:
@@ -136,26 +172,51 @@ class _Owner:
 
 
 class ThreadTransport:
-    """An engine in a thread of this process."""
+    """An engine in a thread of this process, in which `on_event` is given the engine's records.
 
-    def __init__(self, config: EngineConfig, post: Post) -> None:
+    Stopped while it loads, it ends at the next stage of that.
+    """
+
+    _at_work: ClassVar[set[threading.Event]] = set()  # each is set when an engine has ended
+
+    def __init__(self, config: EngineConfig, post: Post, on_event: Callback | None = None) -> None:
         self._inbox: Inbox = queue.SimpleQueue()
         self._done = threading.Event()
-        self._owner = _Owner.run(lambda: self._serve(config, post))
+        self._stopped = False
+        self._at_work.add(self._done)
+        self._owner = _Owner.run(lambda: self._serve(config, post, on_event))
 
-    def _serve(self, config: EngineConfig, post: Post) -> None:
+    @classmethod
+    def wait_at_exit(cls) -> None:
+        """Let stopped engines end: before Python 3.14 a thread that wants the GIL of an interpreter that
+        shuts down is unwound, and where it is in an array library's code that aborts the process."""
+        for done in cls._at_work.copy():
+            done.wait(_GRACE_AT_EXIT)
+
+    def _serve(self, config: EngineConfig, post: Post, on_event: Callback | None) -> None:
+        def tell(events: Sequence[Event]) -> None:
+            if self._stopped:
+                raise _Unheard
+            post(events)
+
         try:
-            serve(config, self._inbox, post)
+            with contextlib.suppress(_Unheard):
+                serve(config, self._inbox, tell, on_event)
         finally:
+            self._at_work.discard(self._done)
             self._done.set()
 
     def send(self, command: Command) -> None:
         self._inbox.put(command)
 
     def stop(self, patience: float) -> None:
+        self._stopped = True
         self._inbox.put(Shutdown())
         if self._owner.thread is not threading.current_thread():
             self._done.wait(patience)
+
+
+atexit.register(ThreadTransport.wait_at_exit)  # so after the clients' own, which stop their engines
 
 
 class ProcessTransport:

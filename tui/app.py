@@ -19,7 +19,7 @@ from ferrum_mlx.catalog import default_card
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.messages import ChatMessage, Ready
+from ferrum_mlx.messages import ChatMessage, ChatOptions, Ready
 from ferrum_mlx.sampling import SamplingParams
 
 from .help import HelpScreen
@@ -49,6 +49,12 @@ class EngineReady(Message):
         self.ready = ready
 
 
+class EngineNote(Message):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+
 class EngineGone(Message):
     """The engine died, or could not be started (`started` is False)."""
 
@@ -62,6 +68,7 @@ class ChatApp(App[None]):
 
     Args:
         make_client: makes the client, given config, on_loading and on_died.
+        thinking: the switch of some reasoning models' templates.
     """
 
     CSS_PATH = "ferrum.tcss"
@@ -82,15 +89,18 @@ class ChatApp(App[None]):
         params: SamplingParams,
         system: str = "",
         make_client: MakeClient = EngineClient.in_process,
+        thinking: bool | None = None,
     ) -> None:
         super().__init__()
         self._config, self._params = config, params
+        self._chat = ChatOptions(thinking=thinking)
         self._opening: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
         self._history = self._opening.copy()
         self._model = Path(config.model).name or default_card().alias
         self._title, self._transcript = TitleBar(), Transcript()
         self._status, self._prompt = StatusLine(), Prompt()
         self._client = make_client(config, self._post_loading, self._post_died)
+        self._client.on_note = self._post_note
         self._engine = "loading"  # or "ready", "failed"
         self._turn: Turn | None = None
         self._told: FerrumError | None = None  # the last error of a turn: an engine's death is told once
@@ -121,6 +131,9 @@ class ChatApp(App[None]):
 
     def _post_loading(self, stage: str) -> None:
         self.post_message(EngineLoading(stage))
+
+    def _post_note(self, what: str) -> None:
+        self.post_message(EngineNote(what))
 
     def _post_died(self, error: FerrumError) -> None:
         self.post_message(EngineGone(error, started=True))
@@ -159,8 +172,12 @@ class ChatApp(App[None]):
         if self._transcript.query(Welcome):
             await self._transcript.clear(self._model)
         for note in ready.notes:
-            await self._transcript.add(Remark(f"note: {note}"))
+            await self._add_note(EngineNote(note))
         self._submit()
+
+    @on(EngineNote)
+    async def _add_note(self, message: EngineNote) -> None:
+        await self._transcript.add(Remark(f"note: {message.what}"))
 
     @on(EngineGone)
     async def _engine_gone(self, message: EngineGone) -> None:
@@ -212,7 +229,7 @@ class ChatApp(App[None]):
             return
         if self._engine == "ready":
             messages = [*self._history, {"role": "user", "content": turn.prompt}]
-            turn.sent(self._client.submit(messages, self._params))
+            turn.sent(self._client.submit(messages, self._params, chat=self._chat))
             self._timer.resume()
             self._show(turn.status())
         else:
@@ -223,9 +240,11 @@ class ChatApp(App[None]):
         if turn is None:
             self._settle()
             return
-        text = turn.drain()
-        if text:
-            await turn.answer.add(text)
+        new = turn.drain()
+        if new.thinking:
+            turn.answer.think(new.thinking)
+        if new.text:
+            await turn.answer.add(new.text)
         if turn.ended:
             await self._end_turn(turn)
             return

@@ -13,6 +13,7 @@ from ferrum_mlx.sanitize import sanitize
 
 from .streamed import StreamedMarkdown
 
+_THOUGHT_SHOWN = 60  # characters
 _MOST_MOUNTED = 60  # messages; each is several widgets, and layout visits them all
 
 
@@ -39,21 +40,50 @@ class UserMessage(Vertical):
         yield Static(Content(sanitize(self._text)), classes="said")
 
 
+class Thought(Static):
+    """One dim line: the end of what is being thought; when that is over, how much it was."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, classes="thought")
+        self._characters = 0
+        self._end = ""
+        self._over = False
+
+    def add(self, text: str) -> None:
+        """Add sanitized text."""
+        self._characters += len(text)
+        self._end = (self._end + text)[-2 * _THOUGHT_SHOWN :]
+        line = self._end.rstrip().rpartition("\n")[2][-_THOUGHT_SHOWN:]
+        self.add_class("begun")
+        self.update(Content(f"thinking · {line}"))
+
+    def end(self) -> None:
+        if self._characters and not self._over:
+            self._over = True
+            self.update(Content(f"thought · {self._characters:,} characters"))
+
+
 class Answer(Vertical):
-    """One answer: who speaks, the text, and a line below that says how it went."""
+    """One answer: who speaks, what was thought, the text, and a line below that says how it went."""
 
     def __init__(self, speaker: str) -> None:
         super().__init__()
         self._speaker = speaker
+        self.thought = Thought()
         self.body = StreamedMarkdown()
         self._below = Static(markup=False, classes="below")
 
     def compose(self) -> ComposeResult:
         yield Static(Content(sanitize(self._speaker)), classes="speaker")
+        yield self.thought
         yield self.body
         yield self._below
 
+    def think(self, text: str) -> None:
+        self.thought.add(sanitize(text))
+
     async def add(self, text: str) -> None:
+        self.thought.end()
         await self.body.feed(sanitize(text))
 
     def say_below(self, what: str) -> None:
@@ -61,6 +91,7 @@ class Answer(Vertical):
         self._below.update(Content(what))
 
     async def finish(self, below: str) -> None:
+        self.thought.end()
         await self.body.finish()
         self.say_below(below)
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ferrum_mlx.client import RequestStream
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.messages import Delta, Failed, Finished
+from ferrum_mlx.stream import RequestStream
 
 from .status import Status, duration
 from .transcript import Answer, UserMessage
 
 _SHORTEST = 0.25  # seconds; a speed over less is noise of the timer that drains
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """New text of an answer, and of what was thought before it."""
+
+    text: str = ""
+    thinking: str = ""
 
 
 @dataclass(slots=True)
@@ -45,23 +53,25 @@ class Turn:
         self.stream = stream
         self._sent = perf_counter()
 
-    def drain(self) -> str:
-        """Take what has arrived; returns the new text."""
+    def drain(self) -> Drained:
+        """Take what has arrived; returns what is new."""
         if self.stream is None:
-            return ""
+            return Drained()
         known = len(self.parts)
+        thoughts: list[str] = []
         for event in self.stream.drain():
             match event:
-                case Delta(_, text, token_ids):
+                case Delta(_, text, token_ids, thinking):
                     self._latest = perf_counter()
                     self._first = self._first or self._latest
                     self.tokens += len(token_ids)
                     self.parts.append(text)
+                    thoughts.append(thinking)
                 case Finished():
                     self.end = event
                 case Failed(_, error):
                     self.error = error
-        return "".join(self.parts[known:])
+        return Drained("".join(self.parts[known:]), "".join(thoughts))
 
     def status(self) -> Status:
         """State and numbers for the status line."""
@@ -85,5 +95,7 @@ class Turn:
         usage, timings = self.end.usage, self.end.timings
         numbers = f"{usage.completion_tokens:,} tok · {timings.decode_tps:,.1f} tok/s"
         numbers += f" · TTFT {duration(timings.ttft_s)}"
+        if usage.cached_tokens:
+            numbers += f" · {usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tok cached"
         notes = {"abort": "■ stopped · ", "length": "■ cut at its length limit · "}
         return notes.get(self.end.finish_reason, "") + numbers

@@ -6,7 +6,9 @@ A backend adds its storage arrays and `_launch`, the forward itself.
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Sequence
+from operator import mul
 from time import perf_counter
 from typing import final
 
@@ -19,11 +21,13 @@ from ferrum_mlx.capacity import (
     Deferred,
     KvSlotRequest,
     KvSlotReservation,
+    NotSubmitted,
     Rejected,
 )
 from ferrum_mlx.errors import ContextLengthError, ContractError
-from ferrum_mlx.executor import ModelExecutor, Pending
+from ferrum_mlx.executor import ModelExecutor, Pending, Submission
 from ferrum_mlx.kv.manager import KVManager
+from ferrum_mlx.kv.prefix import BlockKey
 from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
 from ferrum_mlx.model_info import ExecutorState, ExecutorStatus, StateSpec
 
@@ -34,6 +38,8 @@ class PagedExecutor(ModelExecutor):
         self.max_model_len = max_model_len
         self._max_seqs, self._max_tokens = max_seqs, max_tokens
         self._admissions: dict[str, int] = {}  # request_id → cache that no forward has used yet
+        self._requests: dict[int, str] = {}  # cache_id → the request it was admitted for
+        self._probed: dict[str, tuple[bytes, list[BlockKey]]] = {}  # of deferred requests: tokens, their keys
         self._state = ExecutorState.INITIALIZING
         self._forwards, self._forward_seconds = 0, 0.0
         self._in_flight = False
@@ -41,8 +47,11 @@ class PagedExecutor(ModelExecutor):
     # What a backend provides
 
     @abstractmethod
-    def _launch(self, batch: UnifiedBatch) -> Pending:
-        """Start the forward of a checked batch; its result() returns one ItemResult an item."""
+    def _launch(self, batch: UnifiedBatch) -> Submission:
+        """Start the forward of a checked batch; its result() returns one ItemResult an item.
+
+        Deferred and NotSubmitted are legal only while nothing has reached the device.
+        """
 
     def _recover(self) -> None:
         """Make the storage usable again after a forward that failed; what it held is lost."""
@@ -71,24 +80,40 @@ class PagedExecutor(ModelExecutor):
     def try_admit_prefill(
         self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
     ) -> Admission:
-        if len(self.kv) >= self._max_seqs:
-            return Deferred(shortfall=0)
         if request_id in self._admissions:
             raise ContractError(f"request {request_id} is admitted already")
         ceiling = min(self.max_model_len, self.kv.max_tokens)
         if not 0 < len(prompt) <= ceiling:
             return Rejected(f"the prompt has {len(prompt)} tokens; allowed: 1 to {ceiling}")
-        if shortfall := self.kv.shortfall(len(prompt)):
+        prefix = self.kv.prefix
+        keys = self._keys(request_id, prompt) if use_prefix else []
+        hit = prefix.find(keys, len(prompt))
+        if prefix.is_coming(keys, len(prompt), hit):
+            return Deferred(shortfall=0)
+        if shortfall := self.kv.shortfall(len(prompt), keys, hit):
             return Deferred(shortfall)
-        cache_id = self.kv.create(promised_len=len(prompt))
+        if len(self.kv) >= self._max_seqs:
+            return Deferred(shortfall=0)
+        cache_id = self.kv.create(len(prompt), keys, hit)
+        self._probed.pop(request_id, None)
         self._admissions[request_id] = cache_id
-        return Admitted(cache_id, num_cached_tokens=0)
+        self._requests[cache_id] = request_id
+        return Admitted(cache_id, self.kv.num_cached(cache_id), self.kv.split_at(cache_id))
+
+    def _keys(self, request_id: str, prompt: Sequence[int]) -> list[BlockKey]:
+        """The keys of a prompt, computed once however often a waiting request probes."""
+        tokens = array("i", prompt).tobytes()
+        known = self._probed.get(request_id)
+        if known is None or known[0] != tokens:
+            known = self._probed[request_id] = tokens, self.kv.prefix.keys(prompt)
+        return known[1]
 
     def cancel_prefill_admission(self, request_id: str) -> bool:
+        self._probed.pop(request_id, None)
         cache_id = self._admissions.pop(request_id, None)
         if cache_id is None:
             return False
-        self.kv.release(cache_id)
+        self._release(cache_id)
         return True
 
     def reserve_kv_slots(self, requests: Sequence[KvSlotRequest]) -> KvSlotReservation:
@@ -104,48 +129,82 @@ class PagedExecutor(ModelExecutor):
         return self.kv.usage()
 
     def truncate_kv(self, cache_id: int, new_len: int) -> None:
-        if self._in_flight:
-            raise ContractError("a step is in flight", next_step="take its result first")
+        self._check_quiet()
         self.kv.truncate(cache_id, new_len)
 
     def kv_map(self) -> KVMap:
         return self.kv.map()
 
     def cache_metrics(self) -> CacheMetrics:
-        return self.kv.cache_metrics()
-
-    def preempt(self, request_id: str, cache_id: int) -> None:
-        self.release_cache(cache_id)
-
-    def discard_prefill(self, cache_id: int) -> None:
-        self.release_cache(cache_id)
+        kv, prefix = self.kv, self.kv.prefix
+        entries = [kv.num_keys(g) for g in range(len(kv.groups))]
+        sizes = [group.bytes_per_token * kv.block_size for group in kv.groups]
+        state_bytes = sum(spec.num_bytes for spec in self.recurrent_state_spec() or ())
+        return CacheMetrics(
+            enabled=prefix.enabled,
+            block_size=kv.block_size,
+            kv_dtype=self.info.dtype,
+            hits=prefix.hits,
+            misses=prefix.misses,
+            evictions=kv.evictions,
+            saved_prefill_tokens=prefix.saved_tokens,
+            entries=sum(entries) + kv.num_snapshots,
+            bytes=sum(map(mul, entries, sizes)) + kv.num_snapshots * state_bytes,
+        )
 
     def releasable_blocks(self, cache_id: int) -> int:
         return self.kv.releasable(cache_id)
 
     def complete_cache(self, completion: CacheCompletion) -> None:
-        if completion.cache_id not in self.kv:
-            raise ContractError(f"there is no cache {completion.cache_id} to complete")
-        self.release_cache(completion.cache_id)
+        self._check_owner(completion.request_id, completion.cache_id)
+        self._release(completion.cache_id)
 
     def release_cache(self, cache_id: int) -> None:
+        self._release(cache_id)
+
+    def preempt(self, request_id: str, cache_id: int) -> None:
+        self._check_quiet()
+        self._check_owner(request_id, cache_id)
+        self._release(cache_id)
+
+    def discard_prefill(self, cache_id: int) -> None:
+        self._check_quiet()
+        if cache_id not in self.kv:
+            raise ContractError(f"there is no cache {cache_id} to discard")
+        self._release(cache_id, forget=True)
+
+    def _release(self, cache_id: int, *, forget: bool = False) -> None:
         self._forget_admissions({cache_id})
-        self.kv.release(cache_id)
+        self._requests.pop(cache_id, None)
+        self.kv.release(cache_id, forget=forget)
+
+    def _check_owner(self, request_id: str, cache_id: int) -> None:
+        owner = self._requests.get(cache_id)
+        if owner != request_id:
+            whose = f"of request {owner!r}" if owner is not None else "released, or was never admitted"
+            raise ContractError(f"cache {cache_id} is {whose}", f"not of request {request_id!r}")
+
+    def _check_quiet(self) -> None:
+        if self._in_flight:
+            raise ContractError("a step is in flight", next_step="take its result first")
 
     # The forward
 
     @final
-    def submit(self, batch: UnifiedBatch) -> Pending:
+    def submit(self, batch: UnifiedBatch) -> Submission:
         self._check(batch)
         start = perf_counter()
         self._state = ExecutorState.BUSY
         try:
-            pending = self._launch(batch)
+            submission = self._launch(batch)
         except BaseException:
             self._fail()
             raise
+        if isinstance(submission, (Deferred, NotSubmitted)):
+            self._state = ExecutorState.READY
+            return submission
         self._in_flight = True
-        return _InFlight(self, batch, pending, start)
+        return _InFlight(self, batch, submission, start)
 
     def _take(self, batch: UnifiedBatch, pending: Pending, start: float) -> list[ItemResult]:
         """Wait for a step, check that it answers the batch, and only then count its KV as computed."""
@@ -156,8 +215,9 @@ class PagedExecutor(ModelExecutor):
         except BaseException:
             self._fail()
             raise
-        for item in batch.items:
-            self.kv.commit(item.cache_id, item.pos_offset + len(item.q_tokens))
+        for item, result in zip(batch.items, results, strict=True):
+            drafts = len(item.q_tokens) - 1 if item.verify else 0
+            self.kv.commit(item.cache_id, item.q_tokens[: result.num_tokens], drafts=drafts)
         self._forget_admissions({item.cache_id for item in batch.items})
         self._state = ExecutorState.READY
         self._forwards += 1
@@ -165,7 +225,9 @@ class PagedExecutor(ModelExecutor):
         return results
 
     def _fail(self) -> None:
+        """What the pools held is lost, so no later prompt may find it."""
         self._state = ExecutorState.ERROR
+        self.kv.forget_prefixes()
         self._recover()
 
     def status(self) -> ExecutorStatus:
@@ -180,11 +242,11 @@ class PagedExecutor(ModelExecutor):
         )
 
     def _forget_admissions(self, used: set[int]) -> None:
-        self._admissions = {r: c for r, c in self._admissions.items() if c not in used}
+        if self._admissions:
+            self._admissions = {r: c for r, c in self._admissions.items() if c not in used}
 
     def _check(self, batch: UnifiedBatch) -> None:
-        if self._in_flight:
-            raise ContractError("a step is in flight", next_step="take its result first")
+        self._check_quiet()
         if not batch.items:
             raise ContractError("the batch is empty")
         if batch.num_tokens > self._max_tokens:
@@ -209,21 +271,36 @@ class PagedExecutor(ModelExecutor):
             )
         if item.verify and not item.is_final_chunk:
             raise ContractError("a verify item cannot be an intermediate chunk")
+        if item.verify and len(item.q_tokens) > 1 and self.recurrent_state_spec():
+            raise ContractError(f"cache {item.cache_id} carries a state, which no rejected draft can leave")
         self.kv.check_reserved(item.cache_id, length + len(item.q_tokens))
 
 
 def _check_results(batch: UnifiedBatch, results: list[ItemResult]) -> None:
-    wanted = [(item.cache_id, item.num_sampled) for item in batch.items]
-    got = [(result.cache_id, len(result.token_ids)) for result in results]
-    if wanted != got:
-        raise ContractError(f"the backend answered (cache, rows) {got}", f"allowed: {wanted}")
+    """One result an item, in order, that samples what was asked for, or computes a part of a chunk."""
+    if [item.cache_id for item in batch.items] != [result.cache_id for result in results]:
+        raise ContractError("the backend's results are not those of the batch, one an item, in its order")
+    for item, result in zip(batch.items, results, strict=True):
+        computed = len(item.q_tokens) if result.num_tokens is None else result.num_tokens
+        partial = 0 < computed < len(item.q_tokens) and not item.verify
+        wanted = 0 if partial else item.num_sampled
+        if len(result.token_ids) != wanted or not (partial or computed == len(item.q_tokens)):
+            raise ContractError(
+                f"the backend computed {computed} tokens of cache {item.cache_id} and sampled "
+                f"{len(result.token_ids)}",
+                f"allowed: {len(item.q_tokens)} and {item.num_sampled}",
+            )
 
 
 class _InFlight:
     """A submitted step; its result can be taken once."""
 
     def __init__(self, executor: PagedExecutor, batch: UnifiedBatch, pending: Pending, start: float) -> None:
-        self._executor, self._batch, self._pending, self._start = executor, batch, pending, start
+        self._executor, self._batch, self._start = executor, batch, start
+        self._pending: Pending | None = pending
 
     def result(self) -> list[ItemResult]:
-        return self._executor._take(self._batch, self._pending, self._start)
+        pending, self._pending = self._pending, None
+        if pending is None:
+            raise ContractError("the result of a step is taken twice")
+        return self._executor._take(self._batch, pending, self._start)

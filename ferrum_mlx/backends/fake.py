@@ -8,29 +8,40 @@ truncation that did not happen changes the output, as it would with a model.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from ferrum_mlx.backends.base import PagedExecutor
-from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedBatch, UnifiedItem
+from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, TokenLogprobs, UnifiedBatch, UnifiedItem
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer
 from ferrum_mlx.executor import Pending
-from ferrum_mlx.kv.manager import KVGroup, KVManager
-from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
+from ferrum_mlx.kv.manager import KVManager
+from ferrum_mlx.kv.sequence import KVGroup
+from ferrum_mlx.messages import ChatMessage, ChatOptions
+from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo, StateSpec
+from ferrum_mlx.thinking import Splitter, Tags
 
 VOCAB_SIZE = 258  # the bytes, then end-of-sequence and begin-of-turn
 EOS = 256
 BYTES_PER_TOKEN = 4
+THINKING = Tags("<think>", "</think>", ())
+_AS_IS = ChatOptions()
 Script = Callable[[Sequence[int], RowSampling], int]
 
 
 def hashed(tokens: Sequence[int], sampling: RowSampling) -> int:
-    """A lower-case letter or a space out of all tokens so far (and, when sampling, the noise)."""
+    """A lower-case letter or a space out of all tokens so far.
+
+    Out of the noise, too, when sampling, and out of what is said to have been before, under penalties.
+    """
     noise = (sampling.seed, sampling.sample_index, sampling.position) if sampling.params.temperature else ()
-    digest = hashlib.blake2b(repr((list(tokens), noise)).encode(), digest_size=2).digest()
+    seen = (tuple(sampling.prompt), tuple(sampling.output)) if sampling.params.penalizes else ()
+    digest = hashlib.blake2b(repr((list(tokens), noise, *seen)).encode(), digest_size=2).digest()
     return b"abcdefghijklmnopqrstuvwxyz     "[int.from_bytes(digest, "big") % 31]
 
 
@@ -48,13 +59,26 @@ class _Done:
 
 
 class FakeExecutor(PagedExecutor):
-    def __init__(self, config: EngineConfig, script: Script = hashed) -> None:
+    """`stateful` keeps the tokens in a state that cannot be rolled back, as recurrent layers do."""
+
+    def __init__(
+        self, config: EngineConfig, script: Script = hashed, *, stateful: bool = False, num_states: int = 0
+    ) -> None:
         max_len = config.max_model_len or DEFAULT_CONTEXT
         kv_memory = config.kv_memory or 4 * max_len * BYTES_PER_TOKEN
         num_blocks = max(1, kv_memory // (BYTES_PER_TOKEN * config.block_size))
         group = KVGroup(layers=(0,), window=None, bytes_per_token=BYTES_PER_TOKEN)
         super().__init__(
-            KVManager([group], [num_blocks], config.block_size, config.max_num_batched_tokens),
+            KVManager(
+                [group],
+                [num_blocks],
+                config.block_size,
+                config.max_num_batched_tokens,
+                prefix_cache=config.prefix_cache,
+                salt=("fake",),
+                num_states=(num_states or 2 * config.max_num_seqs) if stateful else 0,
+                copy_state=self._copy_state if stateful else None,
+            ),
             max_model_len=max_len,
             max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens,
@@ -74,7 +98,9 @@ class FakeExecutor(PagedExecutor):
             device="none",
         )
         self.script = script
-        self.batches: list[UnifiedBatch] = []  # every batch that was run, for tests
+        self.batches: deque[UnifiedBatch] = deque(maxlen=1000)  # the latest that were run, for tests
+        self._stateful = stateful
+        self._states: dict[int, tuple[int, ...]] = {}  # by slot
         self._slots = np.full((num_blocks + 1) * config.block_size, -1, dtype=np.int32)
 
     def prepare_startup(self) -> None:
@@ -82,16 +108,17 @@ class FakeExecutor(PagedExecutor):
 
     def shutdown(self) -> None:
         self._state = ExecutorState.SHUTDOWN
+        self.kv.capacity.close()
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
             max_batch_size=self._max_seqs,
             max_sequence_length=self.max_model_len,
             prefill_while_decoding=self._max_tokens,
-            prefix_cache=False,
+            prefix_cache=self.kv.prefix.enabled,
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
             attention_kinds=("full",),
-            speculative_decoding=True,
+            speculative_decoding=not self._stateful,
             tensor_parallel=False,
             dtypes=("int32",),
             devices=("none",),
@@ -103,9 +130,12 @@ class FakeExecutor(PagedExecutor):
             parameter_bytes=0, kv_bytes_per_token=BYTES_PER_TOKEN, kv_pool_bytes=self._slots.nbytes
         )
 
+    def recurrent_state_spec(self) -> tuple[StateSpec, ...] | None:
+        state = StateSpec(layer=0, shapes=((1,),), dtype="int32", num_bytes=BYTES_PER_TOKEN)
+        return (state,) if self._stateful else None
+
     def forward(self, token_ids: Sequence[int]) -> np.ndarray:
-        rows = [self.script(token_ids[: i + 1], RowSampling()) for i in range(len(token_ids))]
-        return np.stack([_one_hot(token) for token in rows])
+        return np.stack([self._logits(token_ids[: i + 1]) for i in range(len(token_ids))])
 
     def _memory_in_use(self) -> tuple[int, int]:
         return self._slots.nbytes, self._slots.nbytes
@@ -119,12 +149,33 @@ class FakeExecutor(PagedExecutor):
         slots = self.kv.slot_mapping(item.cache_id, 0, 0, end)
         self._slots[slots[item.pos_offset :]] = item.q_tokens
         known = self._slots[slots].tolist()
-        first = end - item.num_rows_out + 1
-        tokens = [self.script(known[: first + i], sampling) for i, sampling in enumerate(item.row_sampling)]
-        logits = (
-            np.stack([_one_hot(t) for t in tokens]) if tokens and item.logits is LogitsPolicy.FULL else None
+        if self._stateful:
+            slot = self.kv.state_slot(item.cache_id)
+            self._states[slot] += item.q_tokens
+            known = list(self._states[slot])
+        head = [known[: end - item.num_rows_out + 1 + i] for i in range(item.num_rows_out)]
+        sampled = list(zip(head[len(head) - item.num_sampled :], item.row_sampling, strict=True))
+        tokens = [_permitted(self.script(before, sampling), sampling) for before, sampling in sampled]
+        return ItemResult(
+            item.cache_id,
+            tuple(tokens),
+            np.stack(list(map(self._logits, head))) if head and item.logits is LogitsPolicy.FULL else None,
+            logprobs=tuple(
+                _scored(self._logits(before), token, sampling.params.logprobs)
+                for (before, sampling), token in zip(sampled, tokens, strict=True)
+                if sampling.params.logprobs is not None
+            ),
+            prompt_logprobs=tuple(
+                _scored(self._logits(before), target, item.sampling.params.prompt_logprobs or 0)
+                for before, target in zip(head, item.targets)  # noqa: B905 - the last row may have none
+            ),
         )
-        return ItemResult(item.cache_id, tuple(tokens), logits)
+
+    def _logits(self, before: Sequence[int]) -> np.ndarray:
+        return _one_hot(self.script(before, RowSampling()))
+
+    def _copy_state(self, source: int | None, target: int) -> None:
+        self._states[target] = () if source is None else self._states[source]
 
 
 def _one_hot(token: int) -> np.ndarray:
@@ -133,16 +184,41 @@ def _one_hot(token: int) -> np.ndarray:
     return row
 
 
+def _permitted(token: int, sampling: RowSampling) -> int:
+    """The token, or the next one that is not barred."""
+    barred = sampling.barred
+    return next(t % VOCAB_SIZE for t in range(token, token + VOCAB_SIZE) if t % VOCAB_SIZE not in barred)
+
+
+def _scored(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    logprobs = logits - np.log(np.exp(logits).sum())
+    best = np.argsort(-logprobs, kind="stable")[:count].tolist()
+    top = tuple((i, float(logprobs[i])) for i in best)
+    return TokenLogprobs(token, float(logprobs[token]), int((logprobs > logprobs[token]).sum()) + 1, top)
+
+
 class FakeCodec:
-    """A byte is a token; a conversation is its contents, each behind a begin-of-turn."""
+    """A byte is a token; a conversation is its contents, each behind a begin-of-turn.
+
+    What a template would be given besides stands before them as JSON. It thinks between <think> tags.
+    """
 
     eos_token_ids = frozenset({EOS})
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        return [token for message in messages for token in (EOS + 1, *message["content"].encode())]
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_IS) -> list[int]:
+        settings = {key: value for key, value in asdict(options).items() if value not in (None, (), {})}
+        head = json.dumps(settings).encode() if settings else b""
+        return [*head, *(token for message in messages for token in (EOS + 1, *message["content"].encode()))]
 
-    def detokenizer(self) -> ByteLevelDetokenizer:
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(word.encode()) for word in words)
+
+    def detokenizer(self, *, with_tags: bool = False) -> ByteLevelDetokenizer:
         return ByteLevelDetokenizer(lambda token: bytes([token]) if token < EOS else b"")
+
+    def splitter(self, prompt: Sequence[int]) -> Splitter:
+        prompt_end = bytes(token for token in prompt[-16:] if token < EOS)
+        return THINKING.splitter(prompt_end.decode(errors="replace"))

@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from ferrum_mlx.cli.options import engine_config, engine_options, sampling_options, sampling_params
+from ferrum_mlx.cli.options import (
+    engine_config,
+    engine_options,
+    sampling_options,
+    sampling_params,
+    thinking_option,
+)
 from ferrum_mlx.config import EngineConfig
 
 
@@ -16,9 +22,10 @@ from ferrum_mlx.config import EngineConfig
 @click.argument("model_argument", required=False, default="", metavar="[MODEL]")
 @engine_options
 @sampling_options
+@thinking_option
 @click.option("--system", default="", help="System message of every conversation.")
 @click.option("--plain", is_flag=True, help="One prompt a line, no screen; so it is on a pipe, too.")
-def chat(model_argument: str, system: str, plain: bool, **options: Any) -> None:
+def chat(model_argument: str, thinking: bool | None, system: str, plain: bool, **options: Any) -> None:
     """Talk to MODEL, or to the default model.
 
     Sampling is as the model's makers suggest unless options say otherwise.
@@ -29,10 +36,10 @@ def chat(model_argument: str, system: str, plain: bool, **options: Any) -> None:
     if plain or not _has_screen():
         from ferrum_mlx.cli.linear import talk
 
-        click.get_current_context().exit(talk(config, params, system))
+        click.get_current_context().exit(talk(config, params, system, thinking))
     from ferrum_tui.app import ChatApp
 
-    app = ChatApp(config, params, system)
+    app = ChatApp(config, params, system, thinking=thinking)
     app.run()
     click.get_current_context().exit(app.return_code or 0)
 

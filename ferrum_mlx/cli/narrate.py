@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from ferrum_mlx.messages import Finished, Ready
@@ -13,12 +15,36 @@ def say(what: str) -> None:
     click.echo(sanitize(what), err=True)
 
 
+def say_note(what: str) -> None:
+    """What a user must know of the engine."""
+    say(f"note: {what}")
+
+
+class Thoughts:
+    """What models think, dim on stderr if that is a terminal, else left out: it is no narration."""
+
+    def __init__(self) -> None:
+        self._wanted = sys.stderr.isatty()
+        self._open = False
+
+    def show(self, thinking: str) -> None:
+        if thinking and self._wanted:
+            self._open = True
+            click.secho(sanitize(thinking), nl=False, err=True, dim=True)
+
+    def end(self) -> None:
+        """Before anything else is printed."""
+        if self._open:
+            self._open = False
+            click.echo("\n", err=True)
+
+
 def introduce(ready: Ready) -> None:
     """Which model runs where and why, and what a user must know of it."""
     info = ready.info
     say(f"{info.model_id} on {ready.backend}, {info.device} ({ready.backend_reason})")
     for note in ready.notes:
-        say(f"note: {note}")
+        say_note(note)
 
 
 def summarize(end: Finished) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -50,6 +51,22 @@ _ENGINE = (
         help="Memory for KV blocks, such as 512MB or 2GB.",
     ),
     click.option("--max-model-len", type=int, default=None, help="Longest prompt + answer, in tokens."),
+    click.option(
+        "--events", metavar="FILE", default="", help="Append a JSON line a step and a request's transition."
+    ),
+    click.option(
+        "--prefix-cache/--no-prefix-cache",
+        default=True,
+        show_default=True,
+        help="Keep past tokens' KV for prompts that begin alike.",
+    ),
+    click.option(
+        "--prefill-while-decoding",
+        type=int,
+        metavar="TOKENS",
+        default=None,
+        help="Prompt tokens a step while an answer runs; default: by device.",
+    ),
     click.option("--offline", is_flag=True, help="Never touch the network."),
 )
 _SAMPLING = (
@@ -63,6 +80,15 @@ _SAMPLING = (
     click.option("--temperature", type=float, default=None, help="0 takes the likeliest token."),
     click.option("--top-p", type=float, default=None, help="Share of probability kept; 1 keeps all."),
     click.option("--top-k", type=int, default=None, help="Tokens kept; 0 keeps all."),
+    click.option("--min-p", type=float, default=None, help="Least share of the likeliest's probability."),
+    click.option("--xtc-probability", type=float, default=None, help="How often XTC drops likely ones."),
+    click.option("--xtc-threshold", type=float, default=None, help="Likely for XTC: above this."),
+    click.option(
+        "--repetition-penalty", type=float, default=None, help="On tokens of prompt or answer; 1 is off."
+    ),
+    click.option("--presence-penalty", type=float, default=None, help="On tokens of the answer; 0 is off."),
+    click.option("--frequency-penalty", type=float, default=None, help="On each of their uses; 0 is off."),
+    click.option("--min-tokens", type=int, default=None, help="Least tokens of an answer."),
     click.option("--seed", type=int, default=None, help="Same seed, same answer; default: a fresh one."),
     click.option("--stop", multiple=True, help="Text that ends the answer; may be repeated."),
 )
@@ -82,6 +108,14 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
+def thinking_option(command: Command) -> Command:
+    """Add --thinking/--no-thinking: True, False, or None if neither is given."""
+    option = click.option(
+        "--thinking/--no-thinking", default=None, help="Switch of some reasoning models; others ignore it."
+    )
+    return option(command)
+
+
 def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
     """Take the engine's options out of a command's; `model` is its MODEL argument, if it has one."""
     named = options.pop("model")
@@ -94,12 +128,15 @@ def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
         device=options.pop("device") or "",
         kv_memory=options.pop("kv_memory"),
         max_model_len=options.pop("max_model_len"),
+        events=options.pop("events"),
+        prefix_cache=options.pop("prefix_cache"),
+        prefill_while_decoding=options.pop("prefill_while_decoding"),
         offline=options.pop("offline"),
     )
 
 
 def sampling_params(options: dict[str, Any], suggested: Mapping[str, float] | None = None) -> SamplingParams:
     """Take the sampling options out of a command's; what is not given is as suggested, or greedy."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    names = {field.name for field in dataclasses.fields(SamplingParams)} & options.keys()
     given = {name: options.pop(name) for name in names}
     return SamplingParams(**{**(suggested or {}), **{k: v for k, v in given.items() if v is not None}})

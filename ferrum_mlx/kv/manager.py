@@ -1,77 +1,89 @@
-"""Block tables and lengths of every sequence, over one pool a KV group. Integers only.
+"""Block tables, lengths and shared prefixes of every sequence, over one pool a KV group. Integers only.
 
-position   0 ......... length ......... reserved
-           |  computed  |  writable now  |          reserved = blocks · block_size
-blocks     owned by the sequence; freed by truncate, release, or when a window has left them
+Who owns a block: a sequence has a reference on every block of its tables, given up by truncate, by
+release, or when a window has left it. A full block of verified tokens gets a key; from then on nobody
+writes to it, and a later sequence with the same tokens takes a reference on it instead of computing it.
+A hit is whole blocks and at most the prompt less one token, so writes never meet a shared block.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
 
 import numpy as np
 
 from ferrum_mlx.capacity import CapacityVersion, KvSlotRequest, KvSlotReservation
 from ferrum_mlx.errors import CapacityError, ContextLengthError, ContractError
 from ferrum_mlx.kv.block_pool import NULL_BLOCK, BlockPool
-from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers of equal kind, window and bytes a token; they share a pool and a block table.
-
-    window is the sliding window in tokens, None for full attention.
-    """
-
-    layers: tuple[int, ...]
-    window: int | None
-    bytes_per_token: int  # K and V of all its layers
-
-    def first_key(self, length: int) -> int:
-        """First position that the next token, at position `length`, still attends to."""
-        return 0 if self.window is None else max(0, length - self.window + 1)
-
-    def window_blocks(self, block_size: int) -> int:
-        """Most blocks that the window of one sequence touches."""
-        assert self.window is not None
-        return -(-self.window // block_size) + 1
-
-
-@dataclass(slots=True)
-class _Sequence:
-    promised_len: int
-    tables: list[list[int]]  # one append-only block table a group
-    left: list[int]  # by group: leading blocks that the window has left, null in the table
-    length: int = 0
-
-    def owned(self, group: int) -> int:
-        return len(self.tables[group]) - self.left[group]
+from ferrum_mlx.kv.prefix import BlockKey
+from ferrum_mlx.kv.prefix_cache import PrefixCache
+from ferrum_mlx.kv.sequence import KVGroup, Sequence
+from ferrum_mlx.kv.states import CopyState, StateSlots
+from ferrum_mlx.metrics import KVMap, KVUsage
 
 
 class KVManager:
     def __init__(
-        self, groups: Sequence[KVGroup], num_blocks: Sequence[int], block_size: int, max_step_tokens: int
+        self,
+        groups: Iterable[KVGroup],
+        num_blocks: Tokens[int],
+        block_size: int,
+        max_step_tokens: int,
+        *,
+        prefix_cache: bool = True,
+        salt: Tokens[str] = (),
+        num_states: int = 0,
+        copy_state: CopyState | None = None,
     ) -> None:
-        """num_blocks is by group; max_step_tokens bounds what a step adds to one sequence."""
+        """num_blocks is by group; max_step_tokens bounds what a step adds to one sequence.
+
+        Args:
+            salt: what else two KV caches must have in common: model, revision, dtype.
+            num_states: slots for the state of recurrent layers; 0 where there are none.
+            copy_state: see StateSlots.
+        """
         self.groups = tuple(groups)
         self.num_blocks = tuple(num_blocks)
         self.block_size = block_size
+        # Most tokens one sequence can hold: what the smallest full-attention pool has room for.
+        full = [n for n, group in zip(num_blocks, self.groups, strict=True) if group.window is None]
+        self.max_tokens = min(full, default=sys.maxsize // block_size) * block_size
         self.capacity = CapacityVersion()
         self._max_step_tokens = max_step_tokens
         self._pools = [BlockPool(count) for count in num_blocks]
-        self._sequences: dict[int, _Sequence] = {}
+        self._states = StateSlots(num_states, copy_state) if copy_state else None
+        self.prefix = PrefixCache(
+            self.groups, self._pools, self._states, block_size, enabled=prefix_cache, salt=salt
+        )
+        self._sequences: dict[int, Sequence] = {}
         self._next_id = 1
 
     # Sequences
 
-    def create(self, promised_len: int = 0) -> int:
-        """A new, empty sequence. `shortfall` counts the blocks up to promised_len as taken; a running
-        sequence may still grow into them, and this one is then the one to be preempted."""
+    def shortfall(self, target_len: int, keys: Tokens[BlockKey] = (), hit: int = 0) -> int:
+        """Blocks that a new sequence of this length would find missing, in the fullest pool."""
+        short = [self._pool_shortfall(g, target_len, keys[:hit]) for g in range(len(self.groups))]
+        if self._states:
+            short.append(self._states.shortfall(keys[hit - 1] if hit else None))
+        return max([0, *short])
+
+    def create(self, promised_len: int = 0, keys: Tokens[BlockKey] = (), hit: int = 0) -> int:
+        """A new sequence, starting behind the `hit` blocks it shares, with nothing allocated.
+
+        `shortfall` counts the blocks up to promised_len as taken; a running sequence may still grow
+        into them, and this one is then the one to be preempted.
+        """
+        seq = Sequence(promised_len, [[] for _ in self.groups], [0] * len(self.groups), self.prefix.root)
+        if self._states:
+            self._states.admit(seq, keys[hit - 1] if hit else None)
+            split_at = (promised_len - 1) // self.block_size * self.block_size
+            seq.split_at = split_at if split_at > hit * self.block_size and self.prefix.enabled else None
+        self._share(seq, keys[:hit])
+        self.prefix.start(seq, keys, hit)
         cache_id, self._next_id = self._next_id, self._next_id + 1
-        self._sequences[cache_id] = _Sequence(promised_len, [[] for _ in self.groups], [0] * len(self.groups))
+        self._sequences[cache_id] = seq
         return cache_id
 
     def __contains__(self, cache_id: int) -> bool:
@@ -83,8 +95,22 @@ class KVManager:
     def length(self, cache_id: int) -> int:
         return self._get(cache_id).length
 
+    def num_cached(self, cache_id: int) -> int:
+        """Tokens it found computed when it was created."""
+        return self._get(cache_id).num_cached
+
+    def split_at(self, cache_id: int) -> int | None:
+        """Where a prefill chunk has to end, for the snapshot that is taken there."""
+        return self._get(cache_id).split_at
+
     def block_table(self, cache_id: int, group: int) -> list[int]:
         return self._get(cache_id).tables[group]
+
+    def state_slot(self, cache_id: int) -> int:
+        """Of the recurrent layers' state; the first reservation gives it."""
+        if not (slot := self._get(cache_id).state):
+            raise ContractError(f"cache {cache_id} has no state yet", next_step="reserve its KV slots first")
+        return slot
 
     def slot_mapping(self, cache_id: int, group: int, start: int, end: int) -> np.ndarray:
         """Slots of positions start … end - 1, int32: block · block_size + offset.
@@ -104,66 +130,84 @@ class KVManager:
                 f"allowed: {reserved}, what it has reserved",
             )
 
-    def commit(self, cache_id: int, new_len: int) -> None:
-        """Positions below new_len now hold computed KV."""
-        self.check_reserved(cache_id, new_len)
+    def commit(self, cache_id: int, tokens: Tokens[int], *, drafts: int = 0) -> None:
+        """The next positions hold the KV of `tokens`, of which the last `drafts` may be truncated.
+
+        What an earlier commit left as drafts, and nobody has truncated since, is thereby verified.
+        """
         seq = self._get(cache_id)
-        if new_len < seq.length:
-            raise ContractError(
-                f"cache {cache_id} commits {new_len}", f"allowed: at least {seq.length}, its length"
-            )
-        seq.length = new_len
+        self.check_reserved(cache_id, seq.length + len(tokens))
+        seq.tokens.extend(tokens)
+        seq.verified = seq.length - drafts
+        if self.prefix.register(seq):
+            self.capacity.bump()  # who waits for these blocks may probe again
 
     def truncate(self, cache_id: int, new_len: int) -> None:
         seq = self._get(cache_id)
-        if not 0 <= new_len <= seq.length:
-            raise ContractError(f"cache {cache_id} is truncated to {new_len}", f"allowed: 0 to {seq.length}")
+        self._check_truncation(cache_id, seq, new_len)
         keep = self._blocks_for(new_len)
-        for group, left in zip(self.groups, seq.left, strict=True):
-            if group.first_key(new_len) // self.block_size < min(left, keep):
-                raise ContractError(
-                    f"cache {cache_id} is truncated to {new_len}, into blocks its window has left"
-                )
+        full = new_len // self.block_size
         for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
-            pool.free(table[keep:])
+            for block in table[full:keep]:  # about to be written to again
+                pool.forget(block)
+            pool.free(reversed(table[keep:]))
             del table[keep:]
             seq.left[g] = min(seq.left[g], keep)
-        seq.length = new_len
+        del seq.tokens[new_len:], seq.keys[full:]
+        seq.verified = min(seq.verified, new_len)
         self.capacity.bump()
 
-    def release(self, cache_id: int) -> None:
-        """Free everything the sequence owns; an unknown cache is one released before."""
+    def release(self, cache_id: int, *, forget: bool = False) -> None:
+        """Give up everything the sequence holds; an unknown cache is one released before.
+
+        Args:
+            forget: its own blocks do not stay findable.
+        """
         seq = self._sequences.pop(cache_id, None)
         if seq is None:
             return
+        self.prefix.forsake(seq)
         for pool, table in zip(self._pools, seq.tables, strict=True):
-            pool.free(table)
+            own = table[seq.num_cached // self.block_size :] if forget else []
+            pool.free(reversed(table))  # the end of a chain is of no use without its beginning
+            for block in own:
+                if not pool.references(block):
+                    pool.forget(block)
+        if self._states:
+            self._states.release(seq)
         self.capacity.bump()
 
+    def forget_prefixes(self) -> None:
+        """No block can be found any more; those in use stay in use."""
+        for pool in self._all_pools():
+            pool.forget_all()
+
     def releasable(self, cache_id: int) -> int:
+        """Blocks that no other sequence uses."""
         seq = self._get(cache_id)
-        return sum(map(seq.owned, range(len(self.groups))))
+        pools = zip(self._pools, seq.tables, strict=True)
+        return sum(p.references(b) == 1 for p, table in pools for b in table) + bool(seq.state)
 
     # Capacity
 
-    def reserve(self, requests: Sequence[KvSlotRequest]) -> KvSlotReservation:
+    def reserve(self, requests: Tokens[KvSlotRequest]) -> KvSlotReservation:
         """Extend tables so that every position below each target is writable: all or nothing."""
         targets: dict[int, int] = {}
         for request in requests:
             targets[request.cache_id] = max(request.target_len, targets.get(request.cache_id, 0))
-        missing = {cache_id: self._missing(cache_id, target) for cache_id, target in targets.items()}
-        for g, pool in enumerate(self._pools):
-            needed = sum(counts[g] for counts in missing.values())
-            free = pool.num_free + sum(len(self._leaving(self._get(c), g)) for c in targets)
-            if needed > free:
-                raise CapacityError(needed, free)
+        sequences = {cache_id: self._get(cache_id) for cache_id in targets}
+        missing = {cache_id: self._missing(seq, targets[cache_id]) for cache_id, seq in sequences.items()}
+        self._check_room(sequences, missing, requests)
         before = self.usage().free_blocks
-        owned_before = {cache_id: self.releasable(cache_id) for cache_id in targets}
-        for cache_id in targets:
-            self._free_leaving(self._get(cache_id))
-        for cache_id, counts in missing.items():
-            for pool, table, count in zip(self._pools, self._get(cache_id).tables, counts, strict=True):
-                table += pool.allocate(count, after=table[-1] if table else NULL_BLOCK)
+        owned_before = {cache_id: _owned(seq) for cache_id, seq in sequences.items()}
+        for seq in sequences.values():  # before anyone allocates: what one leaves, another may need
+            self._free_leaving(seq)
+        for cache_id, seq in sequences.items():
+            if self._states:
+                self._states.acquire(seq)
+            for pool, table, count in zip(self._pools, seq.tables, missing[cache_id], strict=True):
+                if count:
+                    table += pool.allocate(count, after=table[-1] if table else NULL_BLOCK)
         usage = self.usage()
         return KvSlotReservation(
             block_size=self.block_size,
@@ -171,43 +215,50 @@ class KVManager:
             free_blocks_before=before,
             free_blocks_after=usage.free_blocks,
             blocks_before=owned_before,
-            blocks_after={cache_id: self.releasable(cache_id) for cache_id in targets},
-        )
-
-    def shortfall(self, target_len: int) -> int:
-        """Blocks that a new sequence of this length would find missing, in the fullest pool."""
-        return max(0, *(self._pool_shortfall(g, target_len) for g in range(len(self.groups))))
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens one sequence can hold: what the smallest full-attention pool has room for."""
-        pools = zip(self.groups, self._pools, strict=True)
-        return min(
-            (p.num_blocks * self.block_size for g, p in pools if g.window is None), default=sys.maxsize
+            blocks_after={cache_id: _owned(seq) for cache_id, seq in sequences.items()},
         )
 
     def usage(self) -> KVUsage:
+        pools = self._all_pools()
         return KVUsage(
             block_size=self.block_size,
-            total_blocks=sum(pool.num_blocks for pool in self._pools),
-            used_blocks=sum(pool.num_used for pool in self._pools),
+            total_blocks=sum(pool.num_blocks for pool in pools),
+            used_blocks=sum(pool.num_used for pool in pools),
+            shared_blocks=sum(pool.num_shared for pool in pools),
+            cached_blocks=sum(pool.num_cached for pool in pools),
         )
 
-    def map(self) -> KVMap:
-        raise NotImplementedError
+    @property
+    def evictions(self) -> int:
+        return sum(pool.evictions for pool in self._all_pools())
 
-    def cache_metrics(self) -> CacheMetrics:
-        raise NotImplementedError
+    def num_keys(self, group: int) -> int:
+        """Findable blocks of a group's pool."""
+        return self._pools[group].num_keys
+
+    @property
+    def num_snapshots(self) -> int:
+        return self._states.pool.num_keys if self._states else 0
+
+    def map(self) -> KVMap:
+        names = [f"window {g.window}" if g.window else "full" for g in self.groups]
+        return KVMap(
+            groups=tuple(names + ["state"] * bool(self._states)),
+            blocks=tuple(pool.states() for pool in self._all_pools()),
+        )
 
     # Inside
 
-    def _get(self, cache_id: int) -> _Sequence:
+    def _get(self, cache_id: int) -> Sequence:
         try:
             return self._sequences[cache_id]
         except KeyError:
             raise ContractError(
                 f"there is no cache {cache_id}; it was never admitted, or is released"
             ) from None
+
+    def _all_pools(self) -> list[BlockPool]:
+        return [*self._pools, self._states.pool] if self._states else self._pools
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -219,16 +270,52 @@ class KVManager:
             return self._blocks_for(length)
         return self._blocks_for(min(length, window + self._max_step_tokens + self.block_size))
 
-    def _pool_shortfall(self, group: int, target_len: int) -> int:
-        promised = (
-            max(0, self._need(group, s.promised_len) - s.owned(group)) for s in self._sequences.values()
-        )
-        return self._need(group, target_len) + sum(promised) - self._pools[group].num_free
+    def _pool_shortfall(self, group: int, target_len: int, hit: Tokens[BlockKey]) -> int:
+        pool = self._pools[group]
+        prefills = (s for s in self._sequences.values() if s.length < s.promised_len)
+        promised = (max(0, self._need(group, s.promised_len) - s.owned(group)) for s in prefills)
+        found = [block for key in hit[self._first_block(group, len(hit)) :] if (block := pool.find(key))]
+        held = sum(map(pool.is_cached, found))  # free now, and not when they are shared
+        needed = max(0, self._need(group, target_len) - len(found))
+        return needed + held + sum(promised) - pool.num_free
 
-    def _reserved(self, seq: _Sequence) -> int:
-        return min((len(table) for table in seq.tables), default=0) * self.block_size
+    def _first_block(self, group: int, num_blocks: int) -> int:
+        """The first block that a sequence of that many full blocks still needs."""
+        return self.groups[group].first_key(num_blocks * self.block_size) // self.block_size
 
-    def _missing(self, cache_id: int, target_len: int) -> tuple[int, ...]:
+    def _share(self, seq: Sequence, hit: Tokens[BlockKey]) -> None:
+        for g, pool in enumerate(self._pools):
+            seq.left[g] = first = self._first_block(g, len(hit))
+            blocks = [pool.find(key) for key in hit[first:]]
+            shared = [block for block in blocks if block is not None]
+            assert len(shared) == len(blocks)
+            for block in shared:
+                pool.share(block)
+            seq.tables[g] = [NULL_BLOCK] * first + shared
+        for key in hit:
+            seq.tokens.frombytes(key.content[len(self.prefix.root) :])
+        seq.keys = list(hit)
+        seq.verified = seq.num_cached = seq.length
+
+    def _check_truncation(self, cache_id: int, seq: Sequence, new_len: int) -> None:
+        if not 0 <= new_len <= seq.length:
+            raise ContractError(f"cache {cache_id} is truncated to {new_len}", f"allowed: 0 to {seq.length}")
+        if self._states and new_len < seq.length:
+            raise ContractError(f"cache {cache_id} carries a state, which cannot be rolled back")
+        keep = self._blocks_for(new_len)
+        for g, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
+            if group.first_key(new_len) // self.block_size < min(seq.left[g], keep):
+                raise ContractError(
+                    f"cache {cache_id} is truncated to {new_len}, into blocks its window has left"
+                )
+            cut = seq.tables[g][new_len // self.block_size : keep]
+            if new_len % self.block_size and any(pool.references(block) > 1 for block in cut):
+                raise ContractError(f"cache {cache_id} is truncated to {new_len}, into a block others share")
+
+    def _reserved(self, seq: Sequence) -> int:
+        return min(map(len, seq.tables), default=sys.maxsize) * self.block_size
+
+    def _missing(self, seq: Sequence, target_len: int) -> list[int]:
         if target_len > self.max_tokens:
             raise ContextLengthError(
                 f"a sequence of {target_len} tokens does not fit the KV pool",
@@ -236,18 +323,42 @@ class KVManager:
                 "raise --kv-memory or shorten the prompt",
             )
         needed = self._blocks_for(target_len)
-        return tuple(max(0, needed - len(table)) for table in self._get(cache_id).tables)
+        return [max(0, needed - len(table)) for table in seq.tables]
 
-    def _leaving(self, seq: _Sequence, group: int) -> range:
+    def _check_room(
+        self, sequences: dict[int, Sequence], missing: dict[int, list[int]], requests: Tokens[KvSlotRequest]
+    ) -> None:
+        fits = {r.cache_id: r.admission_target_len for r in requests if r.admission_target_len > r.target_len}
+        for g, pool in enumerate(self._pools):
+            needed = sum(counts[g] for counts in missing.values())
+            needed += sum(
+                max(0, self._need(g, length) - len(sequences[c].tables[g]) - missing[c][g])
+                for c, length in fits.items()
+            )
+            if needed > pool.num_free:
+                free = pool.num_free + sum(self._would_free(seq, g) for seq in sequences.values())
+                if needed > free:
+                    raise CapacityError(needed, free)
+
+    def _leaving(self, seq: Sequence, group: int) -> range:
         """Indices into the table of blocks that no later token attends to."""
-        return range(
-            seq.left[group], max(seq.left[group], self.groups[group].first_key(seq.length) // self.block_size)
-        )
+        first = self.groups[group].first_key(seq.length) // self.block_size
+        return range(seq.left[group], max(seq.left[group], first))
 
-    def _free_leaving(self, seq: _Sequence) -> None:
+    def _would_free(self, seq: Sequence, group: int) -> int:
+        pool, table = self._pools[group], seq.tables[group]
+        return sum(pool.references(table[i]) == 1 for i in self._leaving(seq, group))
+
+    def _free_leaving(self, seq: Sequence) -> None:
         for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
+            if self.groups[g].window is None:
+                continue
             for i in self._leaving(seq, g):
                 pool.free([table[i]])
                 table[i] = NULL_BLOCK
                 seq.left[g] = i + 1
                 self.capacity.bump()
+
+
+def _owned(seq: Sequence) -> int:
+    return sum(map(seq.owned, range(len(seq.tables))))

@@ -7,27 +7,35 @@ from dataclasses import dataclass
 
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import UsageError
-from ferrum_mlx.kv.manager import KVGroup
+from ferrum_mlx.kv.sequence import KVGroup
 
 CONTEXTS = 4  # sequences of full length that the default pool holds
+LEAST_STATES = 3  # the load-time check runs two sequences; a third slot can keep a snapshot
 LEAST_TOKENS = 16  # a pool below this, or below two blocks, cannot hold the load-time check's sequences
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     num_blocks: tuple[int, ...]  # of each group's pool
+    num_states: int  # slots for the state of recurrent layers, snapshots included
     notes: tuple[str, ...]
 
 
 def plan_pools(
-    groups: Sequence[KVGroup], config: EngineConfig, max_model_len: int, free_memory: int
+    groups: Sequence[KVGroup],
+    config: EngineConfig,
+    max_model_len: int,
+    free_memory: int,
+    state_bytes: int = 0,
 ) -> PoolPlan:
     """Room for min(half of `free_memory`, CONTEXTS × max_model_len tokens), or for config.kv_memory.
 
     Every group's pool holds as many tokens as the others, except that a window group's gets no more
-    than its windows can ever fill; what that saves goes to the others.
+    than its windows can ever fill; what that saves goes to the others. States of recurrent layers get a
+    slot for each sequence that may run and as many for snapshots, but at most half of the bytes.
 
     Args:
+        state_bytes: of one sequence's recurrent layers; 0 where there are none.
         free_memory: bytes free now, the weights being loaded.
 
     Raises:
@@ -38,9 +46,13 @@ def plan_pools(
             f"--kv-memory is {config.kv_memory:,} bytes",
             f"allowed: at most {free_memory:,}, what is free now",
         )
+    budget = free_memory // 2 if config.kv_memory is None else config.kv_memory
+    num_states = _num_states(state_bytes, config, budget // 2 if groups else budget)
+    if not groups:
+        return PoolPlan((), num_states, ())
+    budget -= num_states * state_bytes
     block_bytes = [group.bytes_per_token * config.block_size for group in groups]
     caps = [_most_blocks(group, config, max_model_len) for group in groups]
-    budget = free_memory // 2 if config.kv_memory is None else config.kv_memory
     blocks = _split(budget - sum(block_bytes), block_bytes, caps)  # every pool has a null block besides
     least_blocks = max(2, -(-LEAST_TOKENS // config.block_size))
     if min(blocks) < least_blocks:
@@ -54,11 +66,24 @@ def plan_pools(
         (n for n, group in zip(blocks, groups, strict=True) if group.window is None), default=min(blocks)
     )
     if held * config.block_size >= max_model_len:
-        return PoolPlan(tuple(blocks), ())
+        return PoolPlan(tuple(blocks), num_states, ())
     note = (
         f"the KV pool holds {held * config.block_size:,} tokens, fewer than the context of {max_model_len:,}"
     )
-    return PoolPlan(tuple(blocks), (note,))
+    return PoolPlan(tuple(blocks), num_states, (note,))
+
+
+def _num_states(state_bytes: int, config: EngineConfig, budget: int) -> int:
+    if not state_bytes:
+        return 0
+    num_states = min(max(2 * config.max_num_seqs, LEAST_STATES), budget // state_bytes)
+    if num_states < LEAST_STATES:
+        raise UsageError(
+            f"the recurrent layers' states get {budget:,} bytes",
+            f"allowed: at least {LEAST_STATES * state_bytes:,} for this model",
+            "raise --kv-memory, free memory, or take a smaller model",
+        )
+    return num_states
 
 
 def _most_blocks(group: KVGroup, config: EngineConfig, max_model_len: int) -> int | None:

@@ -17,7 +17,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
 FAKE = ("run", "--backend", "fake", "--max-tokens", "12")
 KEYS = [
-    *("text", "token_ids", "finish_reason", "usage", "timings", "model"),
+    *("text", "thinking", "token_ids", "finish_reason", "usage", "timings", "model"),
     *("backend", "backend_reason", "device"),
 ]
 
@@ -84,13 +84,51 @@ def test_sampling_options_reach_the_engine(ferrum: Run) -> None:
     assert stopped["finish_reason"] == "stop"
 
 
+def test_penalties_and_least_length_reach_the_engine(ferrum: Run) -> None:
+    plain = ask(ferrum, "hello")["text"]
+    for option in ("--repetition-penalty", "--presence-penalty", "--frequency-penalty"):
+        assert ask(ferrum, option, "1.5", "hello")["text"] != plain
+    stop = ["--stop", plain[2:4]]
+    assert ask(ferrum, *stop, "hello")["text"] == plain[:2]
+    assert ask(ferrum, *stop, "--min-tokens", "8", "hello")["text"] == plain
+
+
+def test_several_answers_are_printed_in_turn_and_listed(ferrum: Run) -> None:
+    args = ("-n", "3", "--temperature", "1", "--seed", "0", "one", "two")
+    both = ask(ferrum, *args)
+    samples = [[sample["text"] for sample in answer["outputs"]] for answer in both]
+    assert [len(set(texts)) for texts in samples] == [3, 3]
+    assert [answer["text"] for answer in both] == [texts[0] for texts in samples]
+    assert both[0]["usage"]["completion_tokens"] == 36
+    printed = ferrum(*FAKE, *args)
+    assert printed.stdout == "".join(text + "\n" for texts in samples for text in texts)
+    assert printed.stderr.count("tok/s, first") == 6
+
+
+def test_logprobs_in_json(ferrum: Run) -> None:
+    answer = ask(ferrum, "--logprobs", "2", "hello")
+    assert [token["token_id"] for token in answer["logprobs"]] == answer["token_ids"]
+    assert list(answer["logprobs"][0]) == ["token_id", "logprob", "rank", "top"]
+    assert [len(token["top"]) for token in answer["logprobs"]] == [2] * 12
+
+
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
         (["--max-tokens", "0", "hi"], ["max_tokens", "0", "at least 1"]),
         (["--temperature", "-1", "hi"], ["temperature", "-1", "0 (greedy)"]),
         (["--top-p", "0", "hi"], ["top_p", "0"]),
-        (["--top-k", "-1", "hi"], ["top_k", "-1"]),
+        (["--top-k", "-2", "hi"], ["top_k", "-2"]),
+        (["--min-p", "2", "hi"], ["min_p", "2", "to 1"]),
+        (["--xtc-probability", "2", "hi"], ["xtc_probability", "2"]),
+        (["--xtc-threshold", "0.6", "hi"], ["xtc_threshold", "0.6", "0.5"]),
+        (["--repetition-penalty", "0", "hi"], ["repetition_penalty", "0", "1 is off"]),
+        (["--presence-penalty", "3", "hi"], ["presence_penalty", "3"]),
+        (["--frequency-penalty", "nan", "hi"], ["frequency_penalty", "nan"]),
+        (["--min-tokens", "513", "hi"], ["min_tokens", "513", "512"]),
+        (["-n", "2", "hi"], ["n is 2", "temperature"]),
+        (["--logprobs", "1", "hi"], ["--logprobs", "--json"]),
+        (["--json", "--logprobs", "21", "hi"], ["logprobs", "21", "20"]),
         (["--seed", "-1", "hi"], ["seed", "-1"]),
         (["--stop", "", "hi"], ["stop"]),
         (["--kv-memory", "0GB", "hi"], ["kv_memory", "0"]),

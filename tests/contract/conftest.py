@@ -84,7 +84,7 @@ BACKENDS = {
 def build(request: pytest.FixtureRequest) -> Build:
     """Makes an executor of the backend under test, with a pool of 40 blocks unless told otherwise."""
 
-    def make(blocks: int = 40, **settings: int) -> PagedExecutor:
+    def make(blocks: int = 40, **settings: Any) -> PagedExecutor:
         executor = BACKENDS[request.param](tiny_config(**settings), blocks)
         executor.prepare_startup()
         return executor

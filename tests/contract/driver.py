@@ -11,8 +11,9 @@ from ferrum_mlx.executor import ModelExecutor
 _names = iter(range(10**9))
 
 
-def admit(executor: ModelExecutor, prompt: Sequence[int]) -> int:
-    admission = executor.try_admit_prefill(f"r{next(_names)}", prompt)
+def admit(executor: ModelExecutor, prompt: Sequence[int], name: str = "", *, use_prefix: bool = False) -> int:
+    """Computes every token, unless told to share prefixes."""
+    admission = executor.try_admit_prefill(name or f"r{next(_names)}", prompt, use_prefix=use_prefix)
     assert isinstance(admission, Admitted), admission
     return admission.cache_id
 
@@ -32,11 +33,14 @@ def generate(
     count: int,
     chunk: int = 1000,
     sampling: RowSampling | None = None,
+    use_prefix: bool = False,
 ) -> list[int]:
     """Prefill in chunks, decode one at a time, free; returns `count` ids."""
     sampling = sampling or RowSampling()
-    cache_id = admit(executor, prompt)
-    known, start, output = list(prompt), 0, []
+    admission = executor.try_admit_prefill("generate", prompt, use_prefix=use_prefix)
+    assert isinstance(admission, Admitted), admission
+    cache_id = admission.cache_id
+    known, start, output = list(prompt), admission.num_cached_tokens, []
     while len(output) < count:
         end = min(start + chunk, len(known))
         final = end == len(known)
@@ -47,7 +51,7 @@ def generate(
         start = end
         output += result.token_ids
         known += result.token_ids
-    executor.complete_cache(CacheCompletion("r", cache_id, 0, 0))
+    executor.complete_cache(CacheCompletion("generate", cache_id, len(prompt), len(output)))
     return output
 
 

@@ -25,8 +25,8 @@ def test_admission_allocates_nothing_and_can_be_cancelled(build: Build) -> None:
 def test_admissions_promise_blocks_to_one_sequence_only(build: Build) -> None:
     executor = build(blocks=4)
     assert isinstance(executor.try_admit_prefill("a", [1] * 12), Admitted)
-    assert executor.try_admit_prefill("b", [1] * 12) == Deferred(shortfall=2)
-    assert isinstance(executor.try_admit_prefill("c", [1] * 4), Admitted)
+    assert executor.try_admit_prefill("b", [2] * 12) == Deferred(shortfall=2)
+    assert isinstance(executor.try_admit_prefill("c", [3] * 4), Admitted)
 
 
 def test_what_never_fits_is_rejected(build: Build) -> None:
@@ -77,7 +77,7 @@ def test_truncate_only_shrinks_and_frees(build: Build) -> None:
 
 def test_release_is_idempotent_and_completion_is_not(build: Build) -> None:
     executor = build()
-    a = admit(executor, [1] * 10)
+    a = admit(executor, [1] * 10, "a")
     run(executor, item(a, [1] * 10, 0))
     version = executor.capacity.value
     executor.release_cache(a)

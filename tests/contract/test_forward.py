@@ -152,6 +152,8 @@ def test_one_step_is_in_flight_at_most(executor: PagedExecutor) -> None:
     with pytest.raises(ContractError, match="in flight"):
         executor.truncate_kv(a, 0)
     assert len(pending.result()) == 1
+    with pytest.raises(ContractError, match="twice"):
+        pending.result()
     assert executor.prefill(item(b, OTHER, 0)).cache_id == b
     executor.release_cache(a)
     executor.release_cache(b)

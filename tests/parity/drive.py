@@ -45,12 +45,12 @@ def reference_model(name: str) -> nn.Module:
 @cache
 def reference_ids(name: str) -> list[list[int]]:
     """Greedy ids of each prompt alone on mlx-lm's own caches."""
-    return [_greedy(reference_model(name), prompt) for prompt in prompts()]
+    return [greedy(reference_model(name), prompt) for prompt in prompts()]
 
 
-def _greedy(model: nn.Module, prompt: list[int]) -> list[int]:
+def greedy(model: nn.Module, prompt: list[int], new_tokens: int = NEW_TOKENS) -> list[int]:
     native, fed, output = make_prompt_cache(model), prompt, []
-    for _ in range(NEW_TOKENS):
+    for _ in range(new_tokens):
         output.append(int(mx.argmax(model(mx.array([fed]), cache=native)[0, -1])))
         fed = output[-1:]
     return output
@@ -66,13 +66,14 @@ def reference_logits(name: str, ids: Sequence[int]) -> np.ndarray:
 
 
 def executor(
-    name: str, *, host: bool, block_size: int, chunk: int, budget: int
+    name: str, *, host: bool, block_size: int, chunk: int, budget: int, max_num_seqs: int = 64
 ) -> tuple[MLXExecutor, EngineConfig]:
     config = EngineConfig(
         numerics="exact",
         block_size=block_size,
         max_prefill_chunk=chunk,
         max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
         max_model_len=128,
     )
     return MLXExecutor(zoo.build(name), zoo.info(name), config, host=host, free_memory=2**30), config

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.backends.mlx.state import StateStore
 from ferrum_mlx.batch import LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, CacheCompletion, KvSlotRequest
-from ferrum_mlx.errors import UnsupportedModelError
+from ferrum_mlx.errors import ContractError, UnsupportedModelError
 from ferrum_mlx.kv.manager import KVManager
 
 from . import drive, zoo
@@ -25,10 +27,10 @@ TOLERANCE = 1e-3  # of the reference's largest logit
 NAMES = list(zoo.EXACT)
 
 
-def _in_turn(cases: Sequence[object]) -> list[object]:
-    """(name, case) of all names and cases; of each name one, in turn, is not slow."""
+def _in_turn(cases: Sequence[object], first: int = 0) -> list[object]:
+    """(name, case) of all names and cases; of each name one, in turn from `first` on, is not slow."""
     return [
-        pytest.param(name, case, marks=() if j == i % len(cases) else pytest.mark.slow)
+        pytest.param(name, case, marks=() if j == (i + first) % len(cases) else pytest.mark.slow)
         for i, name in enumerate(NAMES)
         for j, case in enumerate(cases)
     ]
@@ -47,7 +49,7 @@ def _check_ids(name: str, executor: MLXExecutor, outputs: list[list[int]]) -> li
 
 def _logits(executor: MLXExecutor, ids: list[int]) -> np.ndarray:
     """Our logits behind `ids`, alone, in chunks of 7."""
-    admission = executor.try_admit_prefill("near-tie", ids)
+    admission = executor.try_admit_prefill("near-tie", ids, use_prefix=False)
     assert isinstance(admission, Admitted)
     cache_id, row = admission.cache_id, None
     for start in range(0, len(ids), 7):
@@ -90,8 +92,8 @@ def _run_point(name: str, host: bool, point: int, table: dict[str, str]) -> None
     block_size, chunk, budget = drive.GRID[point]
     where = f"{'host' if host else 'pools'}, block size {block_size}, chunk {chunk}"
     executor, config = drive.executor(name, host=host, block_size=block_size, chunk=chunk, budget=budget)
-    if point == 0:
-        executor.prepare_startup()
+    executor.prepare_startup()
+    _check_route(name, executor)
     holders = drive.scatter_blocks(executor) if point == 1 else []
     run = drive.run_engine(executor, config)
     for cache_id in holders:
@@ -105,8 +107,15 @@ def _run_point(name: str, host: bool, point: int, table: dict[str, str]) -> None
     assert executor.kv_capacity_snapshot().used_blocks == 0
 
 
-@pytest.mark.parametrize("point", range(len(drive.GRID)))
-@pytest.mark.parametrize("name", NAMES)
+def _check_route(name: str, executor: MLXExecutor) -> None:
+    """A model does not fall silently from paged attention to one sequence at a time."""
+    off = [text for text in executor.capabilities().off if text.startswith("many sequences in one call")]
+    expected = [zoo.LOOPED[name][0]] if name in zoo.LOOPED else []
+    assert len(off) == len(expected)
+    assert all(text in said for text, said in zip(expected, off, strict=True))
+
+
+@pytest.mark.parametrize(("name", "point"), _in_turn(range(len(drive.GRID)), first=1))
 def test_ids_equal_mlx_lm(name: str, point: int, zoo_table: dict[str, str]) -> None:
     _run_point(name, True, point, zoo_table)
 
@@ -120,6 +129,7 @@ def test_ids_equal_mlx_lm_on_pools(name: str, point: int, zoo_table: dict[str, s
 def test_logits_and_verify_rows(name: str, host: bool) -> None:
     """Chunks, decodes and verify rows of two sequences in one forward; then a rejected draft's rollback."""
     executor, _ = drive.executor(name, host=host, block_size=8, chunk=7, budget=24)
+    executor.prepare_startup()
     a, b = drive.prompts()[0], drive.prompts()[3]
     drafts, others = [11, 150, 73, 4, 98], [60, 22, 181]
     caches = []
@@ -142,13 +152,18 @@ def test_logits_and_verify_rows(name: str, host: bool) -> None:
     rows, beside = _step(executor, (caches[0], drafts, 37, True), (caches[1], [5], 19, False))
     check(rows, a + drafts)
     check(beside, [*b, 5])
-    executor.truncate_kv(caches[0], 39)  # two of five stay
-    rows, beside = _step(executor, (caches[0], others, 39, True), (caches[1], [6, 7], 20, True))
-    check(rows, a + drafts[:2] + others)
-    check(beside, [*b, 5, 6, 7])
-    check(_step(executor, (caches[0], [9], 42, False))[0], [*a, *drafts[:2], *others, 9])
-    for cache_id in caches:
-        executor.complete_cache(CacheCompletion("r", cache_id, 0, 0))
+    if executor.recurrent_state_spec():
+        assert not executor.capabilities().speculative_decoding
+        with pytest.raises(ContractError, match="state"):
+            executor.truncate_kv(caches[0], 39)
+    else:
+        executor.truncate_kv(caches[0], 39)  # two of five stay
+        rows, beside = _step(executor, (caches[0], others, 39, True), (caches[1], [6, 7], 20, True))
+        check(rows, a + drafts[:2] + others)
+        check(beside, [*b, 5, 6, 7])
+        check(_step(executor, (caches[0], [9], 42, False))[0], [*a, *drafts[:2], *others, 9])
+    for request_id, cache_id in zip("ab", caches, strict=True):
+        executor.complete_cache(CacheCompletion(request_id, cache_id, 0, 0))
     assert executor.kv_capacity_snapshot().used_blocks == 0
     assert max(differences) <= TOLERANCE, differences
 
@@ -161,11 +176,25 @@ def _shared_slots(self: KVManager, cache_id: int, group: int, start: int, end: i
     return np.arange(start, end, dtype=np.int32) + self.block_size
 
 
+def _shared_states(self: StateStore) -> list[mx.array]:
+    """As if all sequences had one state."""
+    new = _close(self)
+    first, *others = self._slots
+    for slot in others:
+        self.copy(first, slot)
+    return new
+
+
+_close = StateStore.close
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_shared_block_tables_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison fails, and so does the check at load, if sequences overwrite each other's KV."""
+def test_shared_memory_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison fails, and so does the check at load, if sequences share their memory."""
     executor, config = drive.executor(name, host=True, block_size=8, chunk=7, budget=24)
     monkeypatch.setattr(KVManager, "slot_mapping", _shared_slots)
+    if executor.recurrent_state_spec():
+        monkeypatch.setattr(StateStore, "close", _shared_states)
     with pytest.raises(UnsupportedModelError, match="logits"):
         executor.prepare_startup()
     run = drive.run_engine(executor, config, new_tokens=6)

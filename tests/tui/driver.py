@@ -9,7 +9,7 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import Markdown, Static
 
-from ferrum_mlx.client import RequestStream
+from ferrum_mlx.stream import RequestStream
 from ferrum_tui.app import ChatApp
 from ferrum_tui.prompt import Prompt
 from ferrum_tui.status import StatusLine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import tempfile
 from typing import Any
@@ -209,6 +210,15 @@ async def test_notes_and_backend_are_shown(app: ChatApp, stage: Any) -> None:
         await until(pilot, lambda: bool(app.query(Remark)))
         assert "4,096 [tokens]" in screen(app)
         assert "fake" in app.query_one(TitleBar).where
+
+
+async def test_notes_of_an_engine_at_work_are_shown(app: ChatApp) -> None:
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        assert app._client.on_note is not None
+        await asyncio.to_thread(app._client.on_note, "the disk is [full]")
+        await until(pilot, lambda: bool(app.query(Remark)))
+        assert "note: the disk is [full]" in screen(app)
 
 
 async def test_control_codes_never_reach_the_screen(app: ChatApp, stage: Any) -> None:

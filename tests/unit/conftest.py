@@ -1,13 +1,18 @@
-"""A view into the engines behind the clients under test."""
+"""Clients of both transports, and a view into the engines behind them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from ferrum_mlx import build
+from ferrum_mlx.client import EngineClient
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
+from ferrum_mlx.messages import Ready
 
-from .client_driver import FAKE
+from .client_driver import FAKE, WAIT, Make
 
 
 @pytest.fixture
@@ -22,3 +27,25 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     real_build = build.build_engine
     monkeypatch.setattr(build, "build_engine", building)
     return engines
+
+
+@pytest.fixture(params=["thread", "process"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes clients; whatever is left of them is closed."""
+    made: list[EngineClient] = []
+    form = EngineClient.in_thread if request.param == "thread" else EngineClient.in_process
+
+    def make(config: EngineConfig) -> EngineClient:
+        made.append(form(config))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def announced() -> Ready:
+    """What an engine says when it is ready."""
+    with EngineClient.in_thread(FAKE) as client:
+        return client.start(WAIT)

@@ -5,41 +5,35 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from ferrum_mlx.client import EngineClient, RequestStream
+from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
-from ferrum_mlx.errors import BackendUnavailableError, ContextLengthError, EngineDiedError, UsageError
-from ferrum_mlx.messages import Command, Delta, Died, Failed, Finished, Ready
-from ferrum_mlx.transport import Post
+from ferrum_mlx.errors import (
+    BackendUnavailableError,
+    ContextLengthError,
+    EngineDiedError,
+    UsageError,
+)
+from ferrum_mlx.messages import Delta, Died, Failed, Finished, Ready
+from ferrum_mlx.stream import RequestStream
 
-from .client_driver import ENDLESS, FAKE, LONG_CONTEXT, SHORT, WAIT, first_delta, text_of, until
-
-Make = Callable[[EngineConfig], EngineClient]
-
-
-@pytest.fixture(params=["thread", "process"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    made: list[EngineClient] = []
-    form = EngineClient.in_thread if request.param == "thread" else EngineClient.in_process
-
-    def make(config: EngineConfig) -> EngineClient:
-        made.append(form(config))
-        return made[-1]
-
-    yield make
-    for client in made:
-        client.close()
-
-
-def wait_until_idle(client: EngineClient) -> None:
-    """See that nothing runs and that no block is left in use."""
-    until(lambda: client.last_step is not None and client.last_step.kv.used_blocks == 0)
-    assert client.last_step is not None
-    assert (client.last_step.running, client.last_step.waiting) == (0, 0)
+from .client_driver import (
+    ENDLESS,
+    FAKE,
+    LONG_CONTEXT,
+    SHORT,
+    WAIT,
+    Make,
+    Scripted,
+    first_delta,
+    text_of,
+    until,
+    wait_until_idle,
+)
 
 
 def test_stream_ends_after_finished(make: Make) -> None:
@@ -193,25 +187,6 @@ def test_automatic_ids_pass_over_those_in_use(make: Make) -> None:
     assert [stream.request_ids for stream in streams] == [("2",), ("1",), ("3",)]
     with pytest.raises(UsageError, match="same"):
         client.submit_all([("a", SHORT), ("b", SHORT)], ["same", "same"])
-
-
-class Scripted:
-    """A transport without an engine: the test posts what it would say."""
-
-    posts: list[Post]
-
-    def __init__(self, config: EngineConfig, post: Post) -> None:
-        self.posts.append(post)
-
-    def send(self, command: Command) -> None: ...
-
-    def stop(self, patience: float) -> None: ...
-
-
-@pytest.fixture
-def announced() -> Ready:
-    with EngineClient.in_thread(FAKE) as client:
-        return client.start(WAIT)
 
 
 def test_late_word_of_an_old_engine_is_not_the_new_one_s(announced: Ready) -> None:

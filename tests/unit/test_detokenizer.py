@@ -63,7 +63,7 @@ class SentencePieceLike:
         return "".join(parts).removeprefix(" ")
 
     def detokenizer(self) -> WindowDetokenizer:
-        return WindowDetokenizer(self.decode, self.SKIPPED, self.BYTES)
+        return WindowDetokenizer(self.decode, self.SKIPPED.__contains__, self.BYTES)
 
 
 IDS = st.one_of(
@@ -85,11 +85,11 @@ def of_bytes(ids: list[int]) -> str:
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(list("日🎉é".encode())), st.integers(0, 255))))
 def test_windows_over_a_decoder_of_bytes_not_known_as_such(ids: list[int]) -> None:
-    assert "".join(pieces(WindowDetokenizer(of_bytes, frozenset(), frozenset()), ids)) == of_bytes(ids)
+    assert "".join(pieces(WindowDetokenizer(of_bytes, lambda _: False, frozenset()), ids)) == of_bytes(ids)
 
 
 def test_half_a_character_is_held_back_whatever_its_ids() -> None:
-    detokenizer = WindowDetokenizer(of_bytes, frozenset(), frozenset())
+    detokenizer = WindowDetokenizer(of_bytes, lambda _: False, frozenset())
     assert pieces(detokenizer, list("a🎉".encode())) == ["a", "", "", "", "🎉", ""]
 
 
@@ -175,3 +175,25 @@ def test_a_false_start_is_shown_when_it_fails() -> None:
 
 def test_without_stop_strings_nothing_is_held() -> None:
     assert StopStrings([]).feed("anything") == ("anything", False)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.text("ab#c", max_size=20), STOPS, st.lists(st.integers(0, 20), max_size=6), st.integers(0, 6))
+def test_stop_strings_complete_before_they_count_are_passed_over(
+    text: str, stops: list[str], cuts: list[int], unarmed: int
+) -> None:
+    stream = StopStrings(stops)
+    pieces = cut_up(text, cuts)
+    shown, stopped = "", False
+    for i, piece in enumerate(pieces):
+        emitted, stopped = stream.feed(piece, armed=i >= unarmed)
+        shown += emitted
+        if stopped:
+            break
+    early = len("".join(pieces[:unarmed]))
+    ends = (end for end in range(early + 1, len(text) + 1) if text[:end].endswith(tuple(stops)))
+    end = next(ends, None) if stops else None
+    assert stopped is (end is not None)
+    if end is not None:
+        text = text[: min(end - len(stop) for stop in stops if text[:end].endswith(stop))]
+    assert shown + stream.finish() == text

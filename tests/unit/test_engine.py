@@ -163,7 +163,8 @@ def test_abort_frees_at_once_and_leaves_the_neighbour_alone(steps: int) -> None:
     quiet.submit(Submit("r", "neighbour", SamplingParams(max_tokens=12)))
     for _ in range(steps):
         quiet.step()
-    assert engine.executor.kv_capacity_snapshot() == quiet.executor.kv_capacity_snapshot()
+    used, expected_used = (e.executor.kv_capacity_snapshot().used_blocks for e in (engine, quiet))
+    assert used == expected_used
     events += drain(engine)
     assert [e for e in events if isinstance(e, Stepped)][-1].stats.kv.used_blocks == 0
     assert end_of(events, "gone").finish_reason == "abort"
@@ -197,7 +198,7 @@ class _Choking(FakeCodec):
             raise ValueError("no such text\nat all")
         return super().encode(text)
 
-    def detokenizer(self):
+    def detokenizer(self, *, with_tags: bool = False):
         codec, inner = self, super().detokenizer()
 
         class Detokenizer:
@@ -246,6 +247,27 @@ def test_results_that_do_not_answer_the_batch_are_refused(wrong) -> None:
     for name in ("a", "b"):
         assert isinstance(end_of(events, name).error, ContractError)
         assert ids_of(events, name) == []
+
+
+def test_a_priority_that_is_no_number_fails_alone() -> None:
+    engine = make()
+    engine.submit(Submit("good", "abc", SamplingParams(max_tokens=2)))
+    engine.submit(Submit("bad", "abc", SamplingParams(), priority="high"))  # type: ignore[arg-type]
+    events = drain(engine)
+    assert isinstance(end_of(events, "bad").error, UsageError)
+    assert isinstance(end_of(events, "good"), Finished)
+
+
+def test_a_replay_is_prefill_whatever_its_chunks() -> None:
+    engine = make(max_prefill_chunk=1, prefix_cache=False)
+    engine.submit(Submit("r", "abc", SamplingParams(max_tokens=4, ignore_eos=True)))
+    events = [event for _ in range(4) for event in engine.step()]  # three of the prompt, one decode
+    engine._scheduler._preempt(engine._scheduler._running)
+    events += drain(engine)
+    steps = [e.stats for e in events if isinstance(e, Stepped)]
+    assert [s.prefill_tokens for s in steps] == [1, 1, 1, 0, 1, 1, 1, 1, 0, 0]
+    assert [s.decode_tokens for s in steps] == [0, 0, 0, 1, 0, 0, 0, 0, 1, 1]
+    assert end_of(events, "r").stats.replayed_tokens == 4
 
 
 def test_a_hundred_random_requests_leave_nothing_behind() -> None:

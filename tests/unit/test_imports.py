@@ -22,6 +22,9 @@ LAYERS = (
         "config",
         "sampling",
         "metrics",
+        "events",
+        "timing",
+        "totals",
         "executor",
         "batch",
         "capacity",
@@ -31,18 +34,19 @@ LAYERS = (
         "sanitize",
     ),
     (
-        *("kv", "scheduler", "speculative", "tokenizer", "detokenizer", "output"),
+        *("kv", "scheduler", "speculative", "tokenizer", "detokenizer", "output", "intake"),
+        *("chat_template", "thinking"),
         *("catalog", "hub", "hub_repo", "hub_wheel", "files", "gguf", "gguf_llama", "gguf_tokenizer"),
     ),
     ("engine",),
-    ("build", "transport", "client", "llm"),
+    ("build", "transport", "stream", "answers", "client", "prometheus", "inputs", "llm"),
     ("cli", "bench"),
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 TUI = len(LAYERS)
 # A backend takes plain data, the contract and the pool; its loader, the files found and their reader; the
-# fake's text codec, the detokenizer.
-BACKEND_MAY = {*LAYERS[0], "kv", "catalog", "gguf", "gguf_llama", "detokenizer"}
+# fake's text codec, the detokenizer and the thinking tags.
+BACKEND_MAY = {*LAYERS[0], "kv", "catalog", "gguf", "gguf_llama", "detokenizer", "thinking"}
 # Upward imports that are the design, never when the module is loaded: (importer, what it imports).
 # A benchmark hands a peer the very weights that a backend loads.
 LAZY_UP = {("build", "backends"), ("bench", "backends"), ("cli", "ferrum_tui"), ("transport", "build")}

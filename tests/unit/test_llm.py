@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +102,32 @@ def test_leaving_a_stream_frees_its_blocks(llm: LLM, how: str) -> None:
     wait_until_idle(llm)
 
 
+def test_samples_differ_repeat_with_the_seed_and_are_each_what_they_are_alone(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0, n=4, seed=0, ignore_eos=True)
+    first, second = llm.generate(["one", "two"], params)
+    samples = texts([*first.outputs, *second.outputs])
+    assert len(set(samples)) == 8
+    assert texts(list(llm.generate("one", params)[0].outputs)) == samples[:4]
+    assert llm.generate("one", replace(params, n=1))[0].text == first.text
+    assert texts(list(llm.generate("one", replace(params, n=2))[0].outputs)) == samples[:2]
+    assert first.usage.prompt_tokens == 3
+    assert first.usage.completion_tokens == 48
+    streamed = list(llm.generate("one", params, stream=True))
+    for i in range(4):
+        assert "".join(delta.text for delta in streamed if delta.sample == i) == samples[i]
+
+
+def test_logprobs_reach_outputs_and_deltas(llm: LLM) -> None:
+    params = replace(SHORT, logprobs=2, prompt_logprobs=1)
+    (output,) = llm.generate("hello", params)
+    assert [token.token_id for token in output.logprobs] == list(output.token_ids)
+    assert [(token.rank, len(token.top)) for token in output.logprobs] == [(1, 2)] * 12
+    assert [token.token_id for token in output.prompt_logprobs] == list(b"ello")
+    deltas = list(llm.generate("hello", params, stream=True))
+    assert tuple(token for delta in deltas for token in delta.logprobs) == output.logprobs
+    assert llm.generate("hello", SHORT)[0].logprobs == ()
+
+
 def test_failed_request_does_not_lose_its_neighbours(llm: LLM) -> None:
     bad, good = llm.generate([TOO_LONG, "fine"], SHORT)
     assert (bad.finish_reason, bad.text, bad.token_ids) == ("error", "", ())
@@ -172,6 +200,11 @@ def test_metrics_before_the_first_request(llm: LLM) -> None:
     assert llm.metrics().kv.total_blocks > 0
 
 
+def test_kv_map_has_every_block(llm: LLM) -> None:
+    llm.generate("hello", SHORT)
+    assert sum(map(len, llm.kv_map().blocks)) == llm.metrics().kv.total_blocks
+
+
 def test_public_names_are_there_and_lazy() -> None:
     for name in ferrum_mlx.__all__:
         assert getattr(ferrum_mlx, name).__name__ == name
@@ -190,3 +223,41 @@ def test_prompts_of_a_wrong_type_are_refused_by_name(prompts: object) -> None:
 def test_params_of_a_wrong_type_are_refused_by_name(params: object) -> None:
     with LLM(backend="fake") as llm, pytest.raises(UsageError, match="params is"):
         llm.generate(["a"], params)
+
+
+THINKS = [{"role": "user", "content": "ponder <think>"}]  # the fake model thinks behind an open tag
+
+
+def test_thinking_is_apart_from_the_text(llm: LLM) -> None:
+    thought, said = llm.chat([THINKS, ASK], SHORT)
+    assert (thought.text, thought.thinking.encode()) == ("", bytes(thought.token_ids))
+    assert (said.text.encode(), said.thinking) == (bytes(said.token_ids), "")
+    bare = llm.generate("ponder <think>", SHORT)[0]
+    assert (bare.text.encode(), bare.thinking) == (bytes(bare.token_ids), "")
+    deltas = list(llm.chat(THINKS, SHORT, stream=True))
+    assert "".join(delta.thinking for delta in deltas) == thought.thinking
+    assert not any(delta.text for delta in deltas)
+
+
+async def test_chat_settings_reach_the_template(llm: LLM) -> None:
+    plain = llm.chat(ASK, SHORT)[0].usage.prompt_tokens
+    settings: dict[str, Any] = {"tools": [{"name": "f"}], "thinking": False, "template_args": {"level": 3}}
+    more = llm.chat(ASK, SHORT, **settings)[0].usage.prompt_tokens - plain
+    assert more == len(json.dumps(settings))
+    assert (await llm.achat(ASK, SHORT, **settings))[0].usage.prompt_tokens == plain + more
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tools": {"name": "f"}}, {"tools": [print]}, {"template_args": [1]}, {"tools": 3}]
+)
+def test_chat_settings_of_a_wrong_type_are_refused_by_name(llm: LLM, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(settings))} is .*; allowed"):
+        llm.chat(ASK, SHORT, **settings)
+
+
+def test_repeats_with_the_same_chat_settings_hit_the_prefix_cache(llm: LLM) -> None:
+    settings: dict[str, Any] = {"tools": [{"name": "f" * 40}], "thinking": True}
+    first = llm.chat(ASK, SHORT, **settings)[0]
+    again = llm.chat(ASK, SHORT, **settings)[0]
+    assert (first.usage.cached_tokens, again.usage.cached_tokens > 32) == (0, True)
+    assert again.token_ids == first.token_ids

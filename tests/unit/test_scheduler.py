@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
+from ferrum_mlx.capacity import KvSlotRequest
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.request import Request, RequestState
 from ferrum_mlx.sampling import SamplingParams
@@ -17,9 +22,13 @@ class Bench:
         config = EngineConfig(block_size=4, max_model_len=200, kv_memory=blocks * 16, **settings)
         self.executor = FakeExecutor(config)
         self.scheduler = Scheduler(self.executor, config)
+        self.added = 0
 
-    def add(self, name: str, prompt: int) -> Request:
-        request = Request(name, [1] * prompt, SamplingParams(), seed=0, max_tokens=100)
+    def add(self, name: str, prompt: int | list[int], priority: int = 0) -> Request:
+        """A prompt of that many tokens, unlike any other's."""
+        self.added += 1
+        ids = [self.added] * prompt if isinstance(prompt, int) else prompt
+        request = Request(name, ids, SamplingParams(), seed=0, max_tokens=100, priority=priority)
         self.scheduler.add(request)
         return request
 
@@ -29,10 +38,17 @@ class Bench:
             self.executor.unified_decode(UnifiedBatch(tuple(_item(s) for s in plan)))
         for scheduled in plan:
             request = scheduled.request
-            request.num_computed_tokens += scheduled.num_tokens
+            request.advance(scheduled.num_tokens)
             if request.num_computed_tokens == request.num_tokens:
                 request.output.append(7)
         return {scheduled.request.request_id: scheduled.num_tokens for scheduled in plan}
+
+    def step_until(self, done: Callable[[], bool]) -> None:
+        for _ in range(300):
+            if done():
+                return
+            self.step()
+        raise AssertionError("it never came to that")
 
 
 def _item(scheduled: Scheduled) -> UnifiedItem:
@@ -42,7 +58,11 @@ def _item(scheduled: Scheduled) -> UnifiedItem:
         cache_id=request.cache_id,
         q_tokens=request.tokens(start, start + scheduled.num_tokens),
         pos_offset=start,
+        is_final_chunk=start + scheduled.num_tokens == request.num_tokens,
     )
+
+
+RUNNING, PREEMPTED, WAITING = RequestState.RUNNING, RequestState.PREEMPTED, RequestState.WAITING
 
 
 def test_decodes_first_then_arrivals_in_order_within_the_budget() -> None:
@@ -75,16 +95,18 @@ def test_the_latest_arrival_is_preempted_and_comes_back_before_newer_ones() -> N
     a, b = bench.add("a", 8), bench.add("b", 8)
     bench.step()
     c = bench.add("c", 4)
-    while b.state is RequestState.RUNNING:
-        bench.step()
-    assert a.state is RequestState.RUNNING
-    assert (b.state, b.num_computed_tokens, b.cache_id) == (RequestState.PREEMPTED, 0, None)
-    assert list(bench.scheduler.waiting) == [b, c]
+    bench.step_until(lambda: b.state is PREEMPTED)
+    assert a.state is RUNNING
+    assert (b.num_computed_tokens, b.cache_id) == (0, None)
+    assert (bench.scheduler.num_waiting, bench.scheduler.num_preempted) == (2, 1)
     assert len(b.output) > 1  # it keeps what it said
+    while b.state is PREEMPTED and len(a.output) < 12:
+        assert "c" not in bench.step()  # nobody overtakes it
     bench.scheduler.finish(a, completed=True)
     plan = bench.step()
-    assert plan["b"] == b.num_tokens - 1  # its prompt and its output, computed again
-    assert bench.scheduler.preemptions == 1
+    assert plan["b"] > 1  # computed again, as far as its blocks have been evicted
+    assert c.state is RUNNING
+    assert bench.scheduler.preemptions == b.preemptions == 1
 
 
 def test_nobody_is_admitted_into_blocks_promised_to_a_prompt_in_chunks() -> None:
@@ -103,6 +125,7 @@ def test_what_can_never_fit_is_handed_out_once() -> None:
     assert bench.step() == {"small": 3}
     ((request, error),) = bench.scheduler.take_rejected()
     assert request.request_id == "big"
+    bench.scheduler.finish(request, completed=False)
     assert "1 to 8" in str(error)
     assert bench.scheduler.take_rejected() == []
 
@@ -113,17 +136,228 @@ def test_a_deferral_that_nothing_can_end_is_a_rejection() -> None:
     bench.executor.kv.create(promised_len=16)  # a leak, as a faulty backend might have
     bench.add("a", 8)
     assert bench.step() == {}
+    ((request, error),) = bench.scheduler.take_rejected()
+    assert "nothing runs" in str(error)
+    bench.scheduler.finish(request, completed=False)
     assert not bench.scheduler.has_work()
-    assert "nothing runs" in str(bench.scheduler.take_rejected()[0][1])
 
 
 def test_finish_takes_a_request_out_of_any_state() -> None:
     bench = Bench(blocks=5)
     requests = [bench.add(name, 8) for name in "abc"]
-    for _ in range(6):
-        bench.step()
-    assert {r.state for r in requests} == {RequestState.RUNNING, RequestState.PREEMPTED, RequestState.WAITING}
+    bench.step_until(lambda: {r.state for r in requests} == {RUNNING, PREEMPTED, WAITING})
     for request in requests:
         bench.scheduler.finish(request, completed=False)
     assert not bench.scheduler.has_work()
     assert bench.executor.kv_capacity_snapshot().used_blocks == 0
+
+
+# Victims
+
+
+def test_the_victim_is_the_cheapest_to_compute_again_not_the_latest() -> None:
+    bench = Bench(blocks=10)
+    short, long = bench.add("short", 4), bench.add("long", 20)
+    bench.step_until(lambda: bench.scheduler.preemptions == 1)
+    assert (short.state, long.state) == (PREEMPTED, RUNNING)
+
+
+def test_the_victim_is_of_the_lowest_priority_however_dear() -> None:
+    bench = Bench(blocks=10)
+    dear, cheap = bench.add("dear", 20, priority=1), bench.add("cheap", 4, priority=0)
+    bench.step_until(lambda: bench.scheduler.preemptions == 1)
+    assert (dear.state, cheap.state) == (PREEMPTED, RUNNING)
+
+
+def test_whose_blocks_are_all_shared_is_no_victim() -> None:
+    """Releasing them would free nothing."""
+    bench = Bench(blocks=8)
+    shared = bench.add("shared", [9] * 5)
+    bench.step()
+    twin = bench.add("twin", [9] * 5)
+    other = bench.add("other", 8)
+    bench.step()
+    assert twin.num_cached_tokens == 4
+    bench.executor.kv.truncate(shared.cache_id, 4)  # as a rejected draft would: only shared blocks are left
+    shared.num_computed_tokens, shared.output = 4, []
+    assert bench.executor.releasable_blocks(shared.cache_id) == 0
+    assert bench.scheduler.relieve()
+    assert shared.state is RUNNING
+    assert PREEMPTED in (twin.state, other.state)
+
+
+def test_prefills_wait_before_anyone_is_evicted() -> None:
+    bench = Bench(blocks=8, max_prefill_chunk=4)
+    bench.add("decoding", 12)
+    bench.step_until(lambda: bench.scheduler.num_running == 1 and "decoding" in bench.step())
+    late = bench.add("late", 12)
+    bench.step_until(lambda: late.state is RUNNING)
+    bench.executor.kv.create(0)
+    while bench.scheduler.preemptions == 0 and late.num_computed_tokens < 12:
+        bench.step()
+    assert bench.scheduler.preemptions == 0
+
+
+def test_a_prefill_waits_however_small_its_chunks() -> None:
+    bench = Bench(blocks=8, max_prefill_chunk=1)
+    decoding = bench.add("decoding", 12)
+    bench.step_until(lambda: decoding.num_computed_tokens == 18)
+    late = bench.add("late", 8)
+    bench.step()
+    bench.executor.kv.reserve([KvSlotRequest(bench.executor.kv.create(), 4)])  # takes a block it was promised
+    bench.step_until(lambda: late.num_computed_tokens == 4)
+    assert bench.step() == {"decoding": 1}
+    assert (bench.scheduler.preemptions, late.state) == (0, RUNNING)
+
+
+def test_an_end_that_frees_nothing_brings_nobody_back() -> None:
+    bench = Bench(blocks=6)
+    a, b = bench.add("a", 8), bench.add("b", 8)
+    bench.step_until(lambda: b.state is PREEMPTED)
+    ends = bench.scheduler._ends
+    bench.scheduler.finish(bench.add("c", 4), completed=False)  # cancelled while it waited
+    assert bench.scheduler._ends == ends
+    bench.scheduler.finish(a, completed=True)
+    assert bench.scheduler._ends == ends + 1
+
+
+def test_replays_are_what_was_computed_again_even_if_it_is_lost_again() -> None:
+    bench = Bench(max_prefill_chunk=3, prefix_cache=False)
+    a = bench.add("a", 9)
+    bench.step_until(lambda: a.num_computed_tokens == 10)
+    for _ in range(2):
+        bench.scheduler._preempt(bench.scheduler._running)
+        bench.step()
+    assert (a.num_computed_tokens, a.replayed_tokens) == (3, 6)
+    bench.step_until(lambda: a.num_computed_tokens > 12)
+    assert a.replayed_tokens == 3 + 10
+
+
+def test_a_preempted_request_does_not_come_and_go_while_others_only_grow() -> None:
+    bench = Bench(blocks=12)
+    requests = [bench.add(name, 8) for name in "abc"]
+    bench.step_until(lambda: max(r.num_tokens for r in requests) > 38)
+    assert bench.scheduler.preemptions == 2  # each once: they wait for an end
+
+
+def test_equal_requests_on_a_pool_for_one_all_get_to_their_ends() -> None:
+    bench = Bench(blocks=8)
+    requests = [bench.add(str(i), 6, priority=i % 2) for i in range(5)]
+    unfinished = list(requests)
+    for _ in range(400):
+        bench.step()
+        for request in [r for r in unfinished if len(r.output) >= 20]:
+            bench.scheduler.finish(request, completed=True)
+            unfinished.remove(request)
+    assert not unfinished
+    assert bench.executor.kv_capacity_snapshot().used_blocks == 0
+
+
+# Priorities
+
+
+def test_a_lower_number_is_admitted_first_and_gets_the_budget_first() -> None:
+    bench = Bench(max_num_batched_tokens=16)
+    bench.add("late", 12, priority=5)
+    bench.add("soon", 12, priority=-1)
+    bench.add("soon too", 12, priority=-1)
+    assert bench.step() == {"soon": 12, "soon too": 4}
+
+
+def test_an_urgent_request_takes_the_seat_of_one_that_is_not() -> None:
+    bench = Bench(max_num_seqs=2)
+    idle, busy = bench.add("idle", 6, priority=2), bench.add("busy", 6, priority=1)
+    bench.step()
+    urgent = bench.add("urgent", 6)
+    assert "urgent" in bench.step()
+    assert (idle.state, busy.state, urgent.state) == (PREEMPTED, RUNNING, RUNNING)
+    equal = bench.add("equal", 6, priority=1)
+    bench.step()
+    assert equal.state is WAITING
+
+
+def test_an_urgent_request_takes_the_blocks_of_those_that_are_not_if_that_is_enough() -> None:
+    bench = Bench(blocks=10)
+    idle = bench.add("idle", 20, priority=1)
+    bench.step()
+    urgent = bench.add("urgent", 28)
+    bench.step()
+    assert (idle.state, urgent.state) == (PREEMPTED, RUNNING)
+    bench = Bench(blocks=10)
+    equal, idle = bench.add("equal", 20), bench.add("idle", 4, priority=1)
+    bench.step()
+    bench.add("urgent", 28)
+    bench.step()
+    assert (equal.state, idle.state) == (RUNNING, RUNNING)  # it would not have helped
+
+
+def test_a_seat_is_not_taken_for_one_who_would_lack_blocks_then() -> None:
+    bench = Bench(blocks=10, max_num_seqs=2)
+    bench.add("equal", 20)
+    idle = bench.add("idle", 4, priority=1)
+    bench.step()
+    urgent = bench.add("urgent", 28)
+    bench.step()
+    assert (idle.state, urgent.state) == (RUNNING, WAITING)
+
+
+@pytest.mark.parametrize("seats", [1, 8])
+def test_a_seat_is_taken_whether_the_executor_has_another_or_not(seats: int) -> None:
+    bench = Bench(max_num_seqs=8, max_num_batched_tokens=8)
+    bench.executor._max_seqs = seats
+    bench.scheduler = Scheduler(bench.executor, EngineConfig(max_num_seqs=1))
+    idle = bench.add("idle", 6, priority=1)
+    bench.step()
+    urgent = bench.add("urgent", 6)
+    assert bench.step() == {"urgent": 6}
+    assert (idle.state, urgent.state, bench.executor.cache_metrics().misses) == (PREEMPTED, RUNNING, 2)
+
+
+# Shared prefixes
+
+
+def test_twins_that_arrive_together_compute_their_prompt_once() -> None:
+    bench = Bench()
+    first, second = bench.add("first", [9] * 30), bench.add("second", [9] * 30)
+    other = bench.add("other", 5)
+    assert bench.step() == {"first": 30, "other": 5}  # who shares nothing does not wait
+    assert bench.step() == {"first": 1, "other": 1, "second": 2}
+    assert (second.num_cached_tokens, first.num_cached_tokens, other.num_cached_tokens) == (28, 0, 0)
+
+
+def test_a_twin_gets_on_when_the_one_it_waits_for_is_gone() -> None:
+    bench = Bench(max_prefill_chunk=8)
+    first, second = bench.add("first", [9] * 30), bench.add("second", [9] * 30)
+    bench.step()
+    bench.scheduler.finish(first, completed=False)
+    assert bench.step() == {"second": 8}
+    assert second.num_cached_tokens == 8
+
+
+def test_a_prefill_is_short_while_anything_decodes() -> None:
+    bench = Bench(prefill_while_decoding=5)
+    bench.add("a", 12)
+    assert bench.step() == {"a": 12}
+    bench.add("b", 12)
+    bench.add("c", 12)
+    assert bench.step() == {"a": 1, "b": 5}
+    assert bench.step() == {"a": 1, "b": 5}
+    assert bench.step() == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_waiting_request_is_not_probed_again_before_something_is_released() -> None:
+    bench = Bench(blocks=5)
+    a = bench.add("a", 12)
+    bench.step()
+    bench.add("b", 12)
+    probes: list[str] = []
+    probe = bench.executor.try_admit_prefill
+    bench.executor.try_admit_prefill = lambda name, *args, **fields: (  # type: ignore[method-assign]
+        probes.append(name),
+        probe(name, *args, **fields),
+    )[1]
+    for _ in range(4):
+        bench.step()
+    assert probes == ["b"]
+    bench.scheduler.finish(a, completed=True)
+    assert bench.step() == {"b": 12}

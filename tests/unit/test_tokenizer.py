@@ -273,10 +273,12 @@ def test_a_folder_gives_the_same_ids(folder: Path, tokenizer: Tokenizer) -> None
     assert loaded.encode_chat(CHAT) == tokenizer.encode_chat(CHAT)
 
 
-def test_eos_is_the_union_of_all_that_name_one(folder: Path) -> None:
+def test_eos_is_the_union_of_all_that_name_one(folder: Path, tokenizer: Tokenizer) -> None:
     assert load_folder(folder).eos_token_ids == {2, 5, 7}
     (folder / "generation_config.json").unlink()
     assert load_folder(folder).eos_token_ids == {2, 5}
+    (folder / "config.json").unlink()
+    assert load_folder(folder).eos_token_ids == tokenizer.eos_token_ids
 
 
 def test_broken_tokenizer_files(folder: Path) -> None:
@@ -287,3 +289,23 @@ def test_broken_tokenizer_files(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelFileError, match="tokenizer"):
         load_folder(folder)
+
+
+def test_eos_of_a_folder_is_no_less_than_mlx_lm_s(folder: Path) -> None:
+    from mlx_lm.tokenizer_utils import load
+    from mlx_lm.utils import load_config
+
+    theirs = load(folder, eos_token_ids=load_config(folder)["eos_token_id"]).eos_token_ids
+    assert theirs == {2, 5, 7}
+    assert load_folder(folder).eos_token_ids == theirs
+
+
+def test_eos_of_a_model_inside_another(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": [9]}}))
+    assert load_folder(folder).eos_token_ids == {2, 5, 7, 9}
+
+
+def test_a_chat_template_s_end_of_turn_counts_where_the_files_name_none(gguf: GGUFFile) -> None:
+    other = GGUFFile(gguf.path)
+    del other.metadata["tokenizer.ggml.eos_token_id"]
+    assert Tokenizer(build_tokenizer(other)).eos_token_ids == {2}

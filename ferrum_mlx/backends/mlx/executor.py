@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,42 +12,23 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.mlx import selfcheck
-from ferrum_mlx.backends.mlx.attention import PagedLayer, PagedStorage, PoolStorage, StepContext, install
-from ferrum_mlx.backends.mlx.device import parameter_arrays
+from ferrum_mlx.backends.mlx.attention import install
+from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, parameter_arrays
 from ferrum_mlx.backends.mlx.host_attention import HostStorage
 from ferrum_mlx.backends.mlx.host_layers import use_host_layers
-from ferrum_mlx.backends.mlx.layers import LayerKV, RowSelector, group_layers, inspect_layers
-from ferrum_mlx.backends.mlx.sampler import sample
+from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, inspect_layers
+from ferrum_mlx.backends.mlx.packed import PackedModel
+from ferrum_mlx.backends.mlx.pending import choose
+from ferrum_mlx.backends.mlx.pools import PagedStorage, PoolStorage
+from ferrum_mlx.backends.mlx.state import StateStore
 from ferrum_mlx.backends.mlx.step import Step
-from ferrum_mlx.batch import ItemResult, LogitsPolicy, UnifiedBatch
+from ferrum_mlx.batch import UnifiedBatch
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import UnsupportedModelError, UsageError
 from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
 from ferrum_mlx.kv.sizing import plan_pools
-from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """tokens [R] and logits [R, vocab] are on the device until result() is called."""
-
-    step: Step
-    tokens: mx.array
-    logits: mx.array
-
-    def result(self) -> list[ItemResult]:
-        tokens = np.array(self.tokens).tolist()
-        results: list[ItemResult] = []
-        start = 0
-        for item in self.step.items:
-            end = start + item.num_rows_out
-            logits = None
-            if item.logits is LogitsPolicy.FULL and end > start:
-                logits = np.array(self.logits[start:end].astype(mx.float32))
-            results.append(ItemResult(item.cache_id, tuple(tokens[start:end]), logits))
-            start = end
-        return self.step.in_batch_order(results)
+from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo, StateSpec
 
 
 class MLXExecutor(PagedExecutor):
@@ -57,29 +38,39 @@ class MLXExecutor(PagedExecutor):
         self, model: nn.Module, info: ModelInfo, config: EngineConfig, *, host: bool, free_memory: int
     ) -> None:
         install()
-        layers, vocab_size = inspect_layers(model, info.model_type)
-        kv_heads, head_dim = layers[0].key_shape
-        self.info = replace(info, vocab_size=vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
+        inspection = inspect_layers(model, info.model_type)
+        layers, states = inspection.kv, inspection.states
+        kv_heads, head_dim = layers[0].key_shape if layers else (0, 0)
+        self.info = replace(info, vocab_size=inspection.vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
         self._model, self._host, self._exact = model, host, config.numerics == "exact"
+        self._state_specs = _state_specs(states)
         groups = group_layers(layers)
         max_len = _context(info, config)
-        plan = plan_pools(groups, config, max_len, free_memory)
+        plan = plan_pools(groups, config, max_len, free_memory, sum(s.num_bytes for s in self._state_specs))
+        store = StateStore([len(state.shapes) for state in states])
+        kv = KVManager(
+            groups,
+            plan.num_blocks,
+            config.block_size,
+            config.max_num_batched_tokens,
+            prefix_cache=config.prefix_cache,
+            salt=(info.model_id, info.dtype, config.numerics),
+            num_states=plan.num_states,
+            copy_state=store.copy if states else None,
+        )
         super().__init__(
-            KVManager(groups, plan.num_blocks, config.block_size, config.max_num_batched_tokens),
+            kv,
             max_model_len=max_len,
-            max_seqs=config.max_num_seqs,
+            max_seqs=max(2, config.max_num_seqs),  # the load-time check runs two
             max_tokens=config.max_num_batched_tokens,
         )
         self.notes = list(plan.notes)
-        self._off: list[str] = []
         self._parameter_bytes = sum(array.nbytes for array in parameter_arrays(model))
-        self._context = StepContext()
-        self._selector = RowSelector(model)
+        self._state_pool_bytes = plan.num_states * sum(spec.num_bytes for spec in self._state_specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        self._layers = [
-            PagedLayer(self._context, self._storage(group_of[i], layer), layer.window)
-            for i, layer in enumerate(layers)
-        ]
+        self._packed = PackedModel(
+            model, inspection, store, lambda i, layer: self._storage(group_of[i], layer)
+        )
         if host:
             use_host_layers(model, self._exact)
 
@@ -90,40 +81,66 @@ class MLXExecutor(PagedExecutor):
         return PoolStorage(group, num_slots, layer.key_shape, layer.value_shape, layer.dtype)
 
     def prepare_startup(self) -> None:
-        selfcheck.check(self)
-        if self._selector.backbone is None:
-            self._off.append(
-                "row selection before the output head: no part of the model is known to be its backbone"
+        """Take the first route that computes what the model computes alone.
+
+        Raises:
+            UnsupportedModelError: none does.
+        """
+        self._take_route()
+        if self._host and self._exact and not selfcheck.is_bitwise(self):
+            self.notes.append(
+                f"--numerics exact does not hold to the bit for {self.info.model_type}: its own layers "
+                "round a token by the length of the chunk it is in"
             )
+        self.kv.forget_prefixes()  # of the check's own prompts
         self._state = ExecutorState.READY
 
+    def _take_route(self) -> None:
+        failure: UnsupportedModelError | None = None
+        for route in self._packed.routes:
+            self._packed.take(route)
+            try:
+                selfcheck.check(self)
+            except UnsupportedModelError as error:
+                failure = error
+            else:
+                return
+        assert failure is not None
+        raise failure
+
     def shutdown(self) -> None:
-        self._layers.clear()
-        self._selector.remove()
+        self.kv.capacity.close()
+        self._packed.release()
         self._model = nn.Module()  # drops the weights
         self._state = ExecutorState.SHUTDOWN
         mx.clear_cache()
+
+    def recurrent_state_spec(self) -> tuple[StateSpec, ...] | None:
+        return self._state_specs or None
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
             max_batch_size=self._max_seqs,
             max_sequence_length=self.max_model_len,
-            prefill_while_decoding=self._max_tokens,
-            prefix_cache=False,
+            prefill_while_decoding=PREFILL_WHILE_DECODING["cpu" if self._host else "gpu"],
+            prefix_cache=self.kv.prefix.enabled,
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
-            attention_kinds=tuple(f"window {g.window}" if g.window else "full" for g in self.kv.groups),
-            speculative_decoding=True,
+            attention_kinds=(
+                *(f"window {g.window}" if g.window else "full" for g in self.kv.groups),
+                *(["state"] if self._state_specs else []),
+            ),
+            speculative_decoding=not self._state_specs,  # a state cannot be rolled back
             tensor_parallel=False,
             dtypes=(self.info.dtype,),
             devices=(self.info.device,),
-            off=tuple(self._off),
+            off=tuple(self._packed.off),
         )
 
     def memory(self) -> MemoryRequirements:
         return MemoryRequirements(
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
-            kv_pool_bytes=sum(layer.storage.nbytes for layer in self._layers),
+            kv_pool_bytes=sum(s.nbytes for s in self._packed.storages) + self._state_pool_bytes,
         )
 
     def forward(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -131,32 +148,30 @@ class MLXExecutor(PagedExecutor):
         return np.array(logits.astype(mx.float32))
 
     def _memory_in_use(self) -> tuple[int, int]:
-        host_pools = sum(s.nbytes for layer in self._layers if isinstance(s := layer.storage, HostStorage))
+        host_pools = sum(s.nbytes for s in self._packed.storages if isinstance(s, HostStorage))
         return mx.get_active_memory() + host_pools, mx.get_peak_memory() + host_pools
 
     def _recover(self) -> None:
-        self._context.step = self._context.positions = self._selector.rows = None
-        for layer in self._layers:
-            layer.storage.reset()
+        self._packed.recover()
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
         step = Step(batch, self.kv)
-        logits = self._logits(step)
-        sampling = [row for item in step.items for row in item.row_sampling]
-        tokens = sample(logits, sampling) if sampling else mx.zeros((0,), mx.uint32)
-        mx.async_eval(tokens, *(array for layer in self._layers for array in layer.storage.arrays()))
-        return _Pending(step, tokens, logits)
+        pending = choose(step, self._packed.logits(step))
+        mx.async_eval(*pending.arrays, *self._packed.arrays())
+        return pending
 
-    def _logits(self, step: Step) -> mx.array:
-        """[R, vocab]; when R is 0 the output head is not run."""
-        self._context.step, self._context.positions = step, mx.array(step.positions)
-        if len(step.rows) < step.num_tokens:
-            self._selector.rows = mx.array(step.rows)
-        logits: mx.array = self._model(mx.array(step.token_ids)[:, None], cache=self._layers)[:, 0]
-        self._context.step = self._context.positions = self._selector.rows = None
-        if len(logits) != len(step.rows):
-            logits = logits[mx.array(step.rows)]
-        return logits
+
+def _state_specs(states: Sequence[LayerState]) -> tuple[StateSpec, ...]:
+    """By number of the state, which is not the layer's where others keep none."""
+    return tuple(
+        StateSpec(
+            layer=i,
+            shapes=tuple(shape for shape in state.shapes if shape is not None),
+            dtype=str(next(d for d in state.dtypes if d)).removeprefix("mlx.core."),
+            num_bytes=state.num_bytes,
+        )
+        for i, state in enumerate(states)
+    )
 
 
 def _context(info: ModelInfo, config: EngineConfig) -> int:

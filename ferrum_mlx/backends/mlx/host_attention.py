@@ -47,6 +47,15 @@ class HostStorage:
         self.keys[where] = np.asarray(keys)[:, :, 0]
         self.values[where] = np.asarray(values)[:, :, 0]
 
+    def extend(
+        self, step: Step, segment: Segment, window: int | None, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        own = step.key_slots(segment, self._group, segment.pos_offset)
+        self.keys[own] = np.asarray(keys)[0].swapaxes(0, 1)
+        self.values[own] = np.asarray(values)[0].swapaxes(0, 1)
+        seen = step.key_slots(segment, self._group, segment.first_key(window))
+        return _heads_first(self.keys[seen]), _heads_first(self.values[seen])
+
     def attend(
         self, step: Step, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
     ) -> mx.array:
@@ -80,6 +89,11 @@ class HostStorage:
             seen = slice(0 if window is None else max(0, position - window + 1 - first), position + 1 - first)
             out.append(attention(rows[i : i + 1], keys[seen], values[seen], None, sinks))
         return np.concatenate(out)
+
+
+def _heads_first(rows: np.ndarray) -> mx.array:
+    """[length, kv_heads, head_dim] → [1, kv_heads, length, head_dim], a copy."""
+    return mx.array(rows.swapaxes(0, 1)[None])
 
 
 def _hidden(segment: Segment, first: int, window: int | None) -> np.ndarray | None:

@@ -1,22 +1,33 @@
-"""From mlx-lm's own caches to KV groups and paged layers: which layer needs what."""
+"""From mlx-lm's own caches to KV groups, states and paged layers: which layer needs what."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
-from ferrum_mlx.errors import UnsupportedModelError
-from ferrum_mlx.kv.manager import KVGroup
+from ferrum_mlx.backends.mlx.loader import one_line
+from ferrum_mlx.backends.mlx.trace import Trace, trace
+from ferrum_mlx.errors import FerrumError, UnsupportedModelError
+from ferrum_mlx.kv.sequence import KVGroup
 
 Shape = tuple[int, int]  # kv_heads, head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of one cache entry, as the model itself writes them."""
+    """K and V of one cache, as the model itself writes them."""
 
     window: int | None
     key_shape: Shape
@@ -29,39 +40,107 @@ class LayerKV:
         return elements * self.dtype.size
 
 
-def inspect_layers(model: nn.Module, model_type: str) -> tuple[list[LayerKV], int]:
-    """Run one token on the model's native caches and read what they hold; nothing is evaluated.
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The entries of one ArraysCache, without the batch; None stays empty."""
 
-    Returns:
-        The cache entries, and the size of the vocabulary.
+    shapes: tuple[tuple[int, ...] | None, ...]
+    dtypes: tuple[mx.Dtype | None, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        entries = zip(self.shapes, self.dtypes, strict=True)
+        return sum(mx.zeros(shape, dtype).nbytes for shape, dtype in entries if shape is not None and dtype)
+
+
+Part = LayerKV | LayerState
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of the cache objects that a model takes: several parts, or one that attention could page."""
+
+    parts: tuple[Part, ...]
+    several: bool  # the model indexes it, even if there is one part
+    paged: bool  # plain or sliding-window keys and values, which the attention dispatcher serves
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    entries: tuple[Entry, ...]
+    vocab_size: int
+    trace: Trace  # which modules get which entry, and in which shapes
+
+    @property
+    def kv(self) -> list[LayerKV]:
+        return [part for entry in self.entries for part in entry.parts if isinstance(part, LayerKV)]
+
+    @property
+    def states(self) -> list[LayerState]:
+        return [part for entry in self.entries for part in entry.parts if isinstance(part, LayerState)]
+
+
+def inspect_layers(model: nn.Module, model_type: str) -> Inspection:
+    """Run a few tokens on the model's native caches and see what they hold; nothing is evaluated.
 
     Raises:
-        UnsupportedModelError: a layer keeps something else than keys and values of past tokens.
+        UnsupportedModelError: a layer keeps something else than keys and values of past tokens, or a
+            state of a size that does not depend on how many there are.
     """
-    caches = make_prompt_cache(model)
-    for cache in caches:
-        if type(cache) is not KVCache and not (type(cache) is RotatingKVCache and cache.keep == 0):
-            raise UnsupportedModelError(
-                f"{model_type} keeps its state in {type(cache).__name__}, which is not paged yet",
-                "supported: models whose layers keep plain or sliding-window keys and values",
-            )
-    logits = model(mx.array([[0]]), cache=caches)
-    layers = []
-    for index, cache in enumerate(caches):
-        if cache.keys is None:
-            raise UnsupportedModelError(f"{model_type} leaves the cache of layer {index} empty")
-        layers.append(
-            LayerKV(
-                window=cache.max_size if isinstance(cache, RotatingKVCache) else None,
-                key_shape=(cache.keys.shape[1], cache.keys.shape[3]),
-                value_shape=(cache.values.shape[1], cache.values.shape[3]),
-                dtype=cache.keys.dtype,
-            )
+    fewer, more = (make_prompt_cache(model) for _ in range(2))
+    for cache in fewer:
+        _check_kind(cache, model_type)
+    try:
+        traced, logits = trace(model, fewer, more)
+    except FerrumError:
+        raise
+    except Exception as error:  # a layer may want another device, or a package
+        raise UnsupportedModelError(f"{model_type} does not run here: {one_line(error)}") from error
+    entries = []
+    for index, (cache, other) in enumerate(zip(fewer, more, strict=True)):
+        several = isinstance(cache, CacheList)
+        caches, others = (cache.caches, other.caches) if several else ([cache], [other])
+        parts = tuple(_part(c, o, index, model_type) for c, o in zip(caches, others, strict=True))
+        entries.append(Entry(parts, several, paged=type(cache) in (KVCache, RotatingKVCache)))
+    return Inspection(tuple(entries), logits.shape[-1], traced)
+
+
+def _check_kind(cache: Any, model_type: str) -> None:
+    """Take exactly the kinds whose rules are known here: a subclass may have others."""
+    if type(cache) is CacheList:
+        for part in cache.caches:
+            if type(part) is CacheList:
+                raise UnsupportedModelError(f"{model_type} keeps caches within caches within caches")
+            _check_kind(part, model_type)
+    elif type(cache) not in (KVCache, RotatingKVCache, ChunkedKVCache, ArraysCache):
+        raise UnsupportedModelError(
+            f"{model_type} keeps its state in {type(cache).__name__}, whose rules are not known here",
+            "supported: keys and values (plain, sliding window, chunked) and the arrays of recurrent layers",
         )
-    return layers, logits.shape[-1]
+    elif getattr(cache, "keep", 0):
+        raise UnsupportedModelError(f"{model_type} keeps the first {cache.keep} tokens beside its window")
 
 
-def group_layers(layers: list[LayerKV]) -> list[KVGroup]:
+def _part(cache: Any, other: Any, index: int, model_type: str) -> Part:
+    """`other` has seen more tokens."""
+    if isinstance(cache, ArraysCache):
+        shapes, more = (
+            tuple(None if a is None else a.shape[1:] for a in arrays.cache) for arrays in (cache, other)
+        )
+        if shapes != more:
+            raise UnsupportedModelError(f"the state of {model_type}'s layer {index} grows with the context")
+        return LayerState(shapes, tuple(None if a is None else a.dtype for a in cache.cache))
+    if cache.keys is None:
+        raise UnsupportedModelError(f"{model_type} leaves the cache of layer {index} empty")
+    return LayerKV(
+        window=getattr(cache, "max_size", getattr(cache, "chunk_size", None)),
+        key_shape=(cache.keys.shape[1], cache.keys.shape[3]),
+        value_shape=(cache.values.shape[1], cache.values.shape[3]),
+        dtype=cache.keys.dtype,
+    )
+
+
+def group_layers(layers: Sequence[LayerKV]) -> list[KVGroup]:
     """Layers of equal window and bytes a token share a pool."""
     members: dict[tuple[int | None, int], list[int]] = {}
     for index, layer in enumerate(layers):
@@ -75,6 +154,10 @@ def group_layers(layers: list[LayerKV]) -> list[KVGroup]:
 BACKBONES = ("model", "language_model.model", "backbone", "transformer")
 
 
+class NoRows(Exception):
+    """Leaves a forward whose output head has nothing to do; heads need not bear empty arrays."""
+
+
 class RowSelector:
     """Keeps only the rows of a step that the output head must see.
 
@@ -84,14 +167,18 @@ class RowSelector:
 
     def __init__(self, model: nn.Module) -> None:
         self.rows: mx.array | None = None
-        self.backbone = next((m for path in BACKBONES if (m := _submodule(model, path)) is not None), None)
+        self.backbone = find_backbone(model)
         if self.backbone is None:
             return
         original, selector = type(self.backbone), self
 
         def call(module: nn.Module, *args: object, **kwargs: object) -> mx.array:
-            hidden = original.__call__(module, *args, **kwargs)
-            return hidden if selector.rows is None else mx.take(hidden, selector.rows, axis=0)
+            hidden: mx.array = original.__call__(module, *args, **kwargs)
+            if selector.rows is None:
+                return hidden
+            if not selector.rows.size:
+                raise NoRows
+            return mx.take(hidden, selector.rows, axis=0)
 
         self.backbone.__class__ = type(original.__name__, (original,), {"__call__": call})
 
@@ -100,6 +187,11 @@ class RowSelector:
         if self.backbone is not None:
             self.backbone.__class__ = type(self.backbone).__bases__[0]
             self.backbone = None
+
+
+def find_backbone(model: nn.Module) -> nn.Module | None:
+    """The part of a model that computes the hidden states."""
+    return next((m for path in BACKBONES if (m := _submodule(model, path)) is not None), None)
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module | None:

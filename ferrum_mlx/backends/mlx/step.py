@@ -100,6 +100,10 @@ class Step:
                 buckets.append([segment])
         return buckets
 
+    def state_slot(self, segment: Segment) -> int:
+        """Which slot holds the state of the segment's sequence."""
+        return self._kv.state_slot(segment.cache_id)
+
     def padded_slots(
         self, bucket: Sequence[Segment], group: int, window: int | None
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,8 @@ import numpy as np
 from ferrum_mlx.backends.mlx.step import Step, visible
 from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import KvSlotRequest
-from ferrum_mlx.kv.manager import KVGroup, KVManager
+from ferrum_mlx.kv.manager import KVManager
+from ferrum_mlx.kv.sequence import KVGroup
 
 
 def build() -> tuple[Step, list[int], KVManager]:
@@ -17,7 +18,7 @@ def build() -> tuple[Step, list[int], KVManager]:
     caches = [kv.create() for _ in starts]
     for cache, start, count in zip(caches, starts, counts, strict=True):
         kv.reserve([KvSlotRequest(cache, start + count)])
-        kv.commit(cache, start)
+        kv.commit(cache, [0] * start)
     kinds = [{"is_final_chunk": False}, {}, {"verify": True}, {}]
     items = [
         UnifiedItem(cache_id=c, q_tokens=tuple(range(10 * i, 10 * i + n)), pos_offset=s, **kind)

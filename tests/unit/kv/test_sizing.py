@@ -4,7 +4,7 @@ import pytest
 
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import UsageError
-from ferrum_mlx.kv.manager import KVGroup
+from ferrum_mlx.kv.sequence import KVGroup
 from ferrum_mlx.kv.sizing import plan_pools
 
 GROUPS = [KVGroup((0, 1), None, 64), KVGroup((2,), 8, 36)]  # 100 bytes a token

@@ -1,0 +1,86 @@
+"""What a user may hand to LLM, checked and brought into one form. UsageError says what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from ferrum_mlx.errors import UsageError
+from ferrum_mlx.messages import ChatMessage, ChatOptions, Prompt
+from ferrum_mlx.sampling import SamplingParams
+
+TextPrompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+Conversations = Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class ChatSettings(TypedDict, total=False):
+    """How `chat` and `achat` fill the chat template; see ChatOptions."""
+
+    tools: Sequence[dict[str, Any]]
+    thinking: bool | None
+    template_args: Mapping[str, Any]
+
+
+def as_prompts(prompts: TextPrompts) -> list[Prompt]:
+    """One text or list of ids, or a list of these, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        raise UsageError(
+            f"prompts is {prompts!r}", "allowed: a text, a list of token ids, or a list of these"
+        )
+    if prompts and all(isinstance(part, int) for part in prompts):
+        return [[part for part in prompts if isinstance(part, int)]]
+    return [prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts]
+
+
+def _token_ids(prompt: object) -> Prompt:
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        ids = [part for part in prompt if isinstance(part, int)]
+        if len(ids) == len(prompt):
+            return ids
+    raise UsageError(f"a prompt is {prompt!r}", "allowed: a text, or a list of token ids")
+
+
+def as_conversations(conversations: Conversations) -> list[Prompt]:
+    """One conversation, or a list of them, as a list."""
+    if not isinstance(conversations, Sequence):
+        raise UsageError(
+            f"conversations is {conversations!r}", "allowed: a list of messages, or a list of such"
+        )
+    single = bool(conversations) and all(isinstance(part, dict) for part in conversations)
+    return [_messages(conversation) for conversation in ([conversations] if single else conversations)]
+
+
+def _messages(conversation: object) -> Prompt:
+    if isinstance(conversation, Sequence):
+        messages = [part for part in conversation if isinstance(part, dict)]
+        if len(messages) == len(conversation):
+            return messages
+    raise UsageError(
+        f"a conversation is {conversation!r}", 'allowed: a list of {"role": ..., "content": ...}'
+    )
+
+
+def chat_options(settings: ChatSettings) -> ChatOptions:
+    """How all conversations of a call are templated."""
+    tools, template_args = settings.get("tools", ()), settings.get("template_args", {})
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, dict) for tool in tools):
+        raise UsageError(f"tools is {tools!r}", "allowed: a list of JSON schemas, as dicts")
+    if not isinstance(template_args, Mapping):
+        raise UsageError(f"template_args is {template_args!r}", "allowed: a dict of the template's variables")
+    return ChatOptions(tuple(tools), settings.get("thinking"), dict(template_args))
+
+
+def with_params(prompts: list[Prompt], params: Params) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters."""
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params or SamplingParams()) for prompt in prompts]
+    if isinstance(params, dict) or not all(isinstance(each, SamplingParams) for each in params):
+        raise UsageError(f"params is {params!r}", "allowed: SamplingParams, one for all prompts or one each")
+    if len(params) != len(prompts):
+        raise UsageError(
+            f"there are {len(params)} params for {len(prompts)} prompts", "allowed: one, or one each"
+        )
+    return list(zip(prompts, params, strict=True))

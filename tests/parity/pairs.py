@@ -1,0 +1,262 @@
+"""Features, and a run of one request with any of them: one side of the pair matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ferrum_mlx.backends.fake import FakeCodec
+from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.batch import TokenLogprobs
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.engine import Engine
+from ferrum_mlx.messages import Delta, Event, Failed, Finished, Stepped, Submit
+from ferrum_mlx.request import Request
+from ferrum_mlx.sampling import SamplingParams
+
+from . import zoo
+
+NEW_TOKENS = 14
+
+
+@dataclass
+class Case:
+    """What is run, and what must have happened for it to count."""
+
+    layers: frozenset[str] = frozenset()
+    params: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompt_len: int = 21
+    stop: bool = False
+    neighbours: int = 0
+    warm: bool = False  # a prompt with the same beginning was there before
+    preempt_at: int | None = None  # step
+    cancel_at: int | None = None
+    urgent_at: int | None = None
+    proofs: list[Callable[[Run], bool]] = field(default_factory=list)
+
+    @property
+    def model(self) -> str:
+        return MODELS[self.layers]
+
+
+@dataclass
+class Output:
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    reason: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    usage: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class Run:
+    outputs: list[Output]
+    requests: list[Request]
+    mixed_steps: int = 0
+    chunks: int = 0
+    cancelled: bool = False
+
+
+MODELS = {
+    frozenset(): "llama",
+    frozenset({"window"}): "gemma3_text",
+    frozenset({"recurrent"}): "qwen3_next",
+    frozenset({"window", "recurrent"}): "recurrent_gemma",
+}
+
+
+# Features: what they add to a case
+
+
+def batching(case: Case) -> None:
+    case.neighbours = max(case.neighbours, 3)
+    case.proofs.append(lambda run: run.mixed_steps > 0)
+
+
+def chunked_prefill(case: Case) -> None:
+    case.settings |= {"max_prefill_chunk": 5, "prefill_while_decoding": 3}
+    case.proofs.append(lambda run: run.chunks > 2)
+
+
+def prefix_hit(case: Case) -> None:
+    case.warm = True
+    case.proofs.append(lambda run: all(r.num_cached_tokens > 0 for r in run.requests))
+
+
+def preemption(case: Case) -> None:
+    case.preempt_at = 6
+    case.proofs.append(lambda run: run.requests[0].preemptions > 0)
+
+
+def several_samples(case: Case) -> None:
+    case.params |= {"n": 3, "temperature": 1.0, "seed": 11}
+    case.proofs.append(lambda run: len({tuple(o.token_ids) for o in run.outputs}) == 3)
+
+
+def stop_strings(case: Case) -> None:
+    case.stop = True
+    case.proofs.append(lambda run: all(o.reason == "stop" for o in run.outputs))
+
+
+def logprobs(case: Case) -> None:
+    case.params |= {"logprobs": 3}
+    case.proofs.append(lambda run: all(len(o.logprobs) == len(o.token_ids) for o in run.outputs))
+
+
+def prompt_logprobs(case: Case) -> None:
+    case.params |= {"prompt_logprobs": 2}
+    case.proofs.append(lambda run: all(len(o.prompt_logprobs) + 1 == o.usage[0] for o in run.outputs))
+
+
+def penalties(case: Case) -> None:
+    case.params |= {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+    case.params |= {"logit_bias": {7: 3.0}, "banned_token_ids": (5,), "min_tokens": 3}
+
+
+def seeded_sampling(case: Case) -> None:
+    case.params |= {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "seed": 0}
+
+
+def sliding_window(case: Case) -> None:
+    case.layers |= {"window"}
+
+
+def recurrent_layers(case: Case) -> None:
+    case.layers |= {"recurrent"}
+
+
+def cancelled_neighbour(case: Case) -> None:
+    case.neighbours = max(case.neighbours, 1)
+    case.cancel_at = 5
+    case.proofs.append(lambda run: run.cancelled)
+
+
+def priority(case: Case) -> None:
+    case.urgent_at = 4
+    case.proofs.append(lambda run: run.requests[-1].preemptions > 0)
+
+
+def long_context(case: Case) -> None:
+    case.prompt_len = 330
+
+
+FEATURES: dict[str, Callable[[Case], None]] = {
+    "batching": batching,
+    "chunked prefill": chunked_prefill,
+    "prefix hit": prefix_hit,
+    "preemption": preemption,
+    "n > 1": several_samples,
+    "stop strings": stop_strings,
+    "logprobs": logprobs,
+    "prompt logprobs": prompt_logprobs,
+    "penalties": penalties,
+    "seeded sampling": seeded_sampling,
+    "sliding window": sliding_window,
+    "recurrent layers": recurrent_layers,
+    "cancel of a neighbour": cancelled_neighbour,
+    "priority": priority,
+    "long context": long_context,
+}
+
+
+# Runs
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return np.random.default_rng([length, salt]).integers(0, zoo.VOCAB, length).tolist()
+
+
+def build(model: str, settings: dict[str, Any]) -> Engine:
+    defaults = {"numerics": "exact", "block_size": 4, "max_model_len": 400, "max_num_batched_tokens": 512}
+    config = EngineConfig(**(defaults | settings))
+    executor = MLXExecutor(zoo.build(model), zoo.info(model), config, host=True, free_memory=2**30)
+    executor.prepare_startup()
+    return Engine(executor, FakeCodec(), config, backend="mlx", backend_reason="a test")
+
+
+def submits_of(case: Case, params: dict[str, Any]) -> list[Submit]:
+    params = {"max_tokens": NEW_TOKENS, "ignore_eos": True} | params
+    low = 1 if case.urgent_at is not None else 0
+    samples = range(params.get("n", 1))
+    return [
+        Submit(f"s{i}", prompt(case.prompt_len), SamplingParams(**params), priority=low, sample_index=i)
+        for i in samples
+    ]
+
+
+def take(outputs: dict[str, Output], events: list[Event]) -> None:
+    for event in events:
+        if isinstance(event, Failed):
+            raise event.error
+        if not isinstance(event, (Delta, Finished)) or event.request_id not in outputs:
+            continue
+        output = outputs[event.request_id]
+        if isinstance(event, Delta):
+            output.token_ids += event.token_ids
+            output.text += event.text
+            output.logprobs += event.logprobs
+        else:
+            output.reason, output.prompt_logprobs = event.finish_reason, event.prompt_logprobs
+            output.usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
+
+
+def run(case: Case, params: dict[str, Any]) -> Run:
+    submits = submits_of(case, params)
+    settings = dict(case.settings)
+    if case.urgent_at is not None:
+        settings["max_num_seqs"] = case.neighbours + len(submits)
+    engine = build(case.model, settings)
+    if case.warm:
+        engine.submit(
+            Submit("before", prompt(case.prompt_len)[: case.prompt_len // 2], SamplingParams(max_tokens=2))
+        )
+        while engine.has_work():
+            engine.step()
+    for i in range(case.neighbours):
+        beside = SamplingParams(max_tokens=40, ignore_eos=True, temperature=float(i), seed=i)
+        engine.submit(Submit(f"n{i}", prompt(9 + i, salt=i + 1), beside))
+    engine.step()
+    for submit in submits:
+        engine.submit(submit)
+    requests = [engine._streams[submit.request_id].request for submit in submits]
+    result = Run([Output() for _ in submits], requests)
+    outputs = {submit.request_id: output for submit, output in zip(submits, result.outputs, strict=True)}
+    step = 0
+    while engine.has_work():
+        _act(case, engine, result, step)
+        before = sum(r.num_computed_tokens for r in requests)
+        events = engine.step()
+        for stats in (event.stats for event in events if isinstance(event, Stepped)):
+            moved = sum(r.num_computed_tokens for r in requests) != before
+            result.mixed_steps += bool(stats.prefill_tokens and stats.decode_tokens)
+            result.chunks += bool(stats.prefill_tokens) and moved
+        take(outputs, events)
+        step += 1
+    assert engine.executor.kv_capacity_snapshot().used_blocks == 0
+    engine.shutdown()
+    return result
+
+
+def _act(case: Case, engine: Engine, result: Run, step: int) -> None:
+    first = result.requests[0]
+    if case.preempt_at is not None and step >= case.preempt_at and not first.preemptions:
+        entry = engine._scheduler._entries.get(first)
+        if entry is not None and first.cache_id is not None:
+            assert engine._scheduler._preempt([entry])
+    if step == case.cancel_at:
+        result.cancelled = "n0" in engine._streams
+        engine.abort("n0")
+    if step == case.urgent_at:
+        engine.submit(Submit("urgent", prompt(7, salt=9), SamplingParams(max_tokens=4, ignore_eos=True)))
+
+
+def case_of(*features: str) -> Case:
+    case = Case()
+    for feature in features:
+        FEATURES[feature](case)
+    return case

@@ -1,0 +1,63 @@
+"""What is thought stands in one dim line above the answer, and is no part of what is sent back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.widgets import Static
+
+from ferrum_mlx.client import EngineClient
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.sampling import SamplingParams
+from ferrum_tui.app import ChatApp
+
+from .driver import answers, ready, screen, type_in, until
+
+
+def thought(app: ChatApp) -> str:
+    return str(app.query(".thought").last(Static).content)
+
+
+async def test_thinking_is_one_line_above_the_answer(app: ChatApp, stage: Any) -> None:
+    stage.answers |= {"a": "<think>first\nsecond thing</think>\n\nDone.", "b": "plain"}
+    stage.held = True
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await pilot.press("a", "enter")
+        stage.allow(len("<think>first\nsecond thing"))
+        await until(pilot, lambda: thought(app) == "thinking · second thing")
+        await until(pilot, lambda: "second thing" in screen(app))
+        assert answers(pilot) == [""]
+        stage.release()
+        stage.allow(100)
+        await ready(pilot)
+        assert answers(pilot) == ["Done."]
+        assert thought(app) == "thought · 18 characters"
+        assert "first" not in screen(app)
+        await pilot.press("b", "enter")
+        await until(pilot, lambda: answers(pilot) == ["Done.", "plain"])
+        await ready(pilot)
+        assert stage.seen == ["\0a", "\0a\0Done.\0b"]
+        assert not app.query(".thought").last().display
+
+
+async def test_an_answer_that_is_all_thinking(app: ChatApp, stage: Any) -> None:
+    stage.answers["a"] = "<think>" + "x\x1b[31m" * 100
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await pilot.press("a", "enter")
+        await until(pilot, lambda: thought(app) == "thought · 500 characters")
+        await ready(pilot)
+        assert "\x1b" not in screen(app)
+
+
+async def test_the_switch_reaches_the_engine(stage: Any) -> None:
+    app = ChatApp(
+        EngineConfig(backend="fake"), SamplingParams(), make_client=EngineClient.in_thread, thinking=False
+    )
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await type_in(pilot, "hi")
+        await pilot.press("enter")
+        await until(pilot, lambda: answers(pilot) == ["ok"])
+        assert stage.seen == ['{"thinking": false}\0hi']
