@@ -1,8 +1,8 @@
 # What a newcomer and a developer type; the set-up itself is .ci/setup, a no-op once it has run.
 # GNU make 3.81 (the one on macOS) is enough.
 BIN := .venv/bin
-# Two threads a library on top of two cores of test processes is slower than one, and less repeatable.
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two processes, one thread each: two threads a library on top of that is slower, and less repeatable.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: help chat test test-all lint clean
 

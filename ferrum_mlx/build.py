@@ -4,38 +4,53 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ferrum_mlx import hub
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
 from ferrum_mlx.events import EventLog, open_log
+from ferrum_mlx.output import TextCodec
+
+if TYPE_CHECKING:
+    from ferrum_mlx.verify.runs import Library, Subject
 
 # Read when numpy's OpenBLAS is loaded, so set before the first backend is. Its threads spin for 2^26
 # cycles after a product by default, and starve a busy machine, this engine included; 2^20 cycles span
 # the gap to the next product of the same forward. bench/NOTES.md has the figures.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
+INSTALL = {"mlx": "pip install 'ferrum-mlx'", "torch": "pip install 'ferrum-mlx[torch]'"}
+
 
 def choose_backend(wanted: str) -> tuple[str, str]:
-    """(backend, reason); nothing falls back silently, so the reason is shown everywhere."""
-    if wanted == "torch":
-        raise BackendUnavailableError(
-            "--backend torch is not built yet", "allowed: auto, mlx", "leave --backend away"
-        )
+    """(backend, reason); nothing falls back silently, so the reason is shown everywhere.
+
+    Raises:
+        BackendUnavailableError: its array library is not installed.
+    """
     if wanted == "fake":
         return "fake", "asked for by --backend: no model, scripted text"
-    if find_spec("mlx") is None:
-        raise BackendUnavailableError(
-            "the package mlx is not installed", next_step="pip install 'ferrum-mlx'"
-        )
-    if wanted == "mlx":
-        return "mlx", "asked for by --backend"
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
+    if wanted != "auto":
+        if find_spec(wanted) is None:
+            raise BackendUnavailableError(
+                f"--backend {wanted}: the package {wanted} is not installed", next_step=INSTALL[wanted]
+            )
+        return wanted, "asked for by --backend"
+    installed = [name for name in INSTALL if find_spec(name) is not None]
+    if platform.system() == "Darwin" and platform.machine() == "arm64" and "mlx" in installed:
         return "mlx", "auto: Apple silicon"
-    return "mlx", "auto: the only backend that is built so far"
+    if "torch" in installed:
+        return "torch", "auto: torch is installed; MLX comes first on Apple silicon only"
+    if "mlx" in installed:
+        return "mlx", f"auto: torch is not installed ({INSTALL['torch']})"
+    raise BackendUnavailableError(
+        "neither mlx nor torch is installed", next_step=f"{INSTALL['mlx']}, or {INSTALL['torch']}"
+    )
 
 
 def build_engine(config: EngineConfig, narrate: Callable[[str], None] = lambda what: None) -> Engine:
@@ -47,38 +62,85 @@ def build_engine(config: EngineConfig, narrate: Callable[[str], None] = lambda w
     Raises:
         FerrumError: whatever is wrong with model, backend, machine or events file.
     """
+    return _build(config, narrate)[0]
+
+
+def build_subject(config: EngineConfig, narrate: Callable[[str], None] = lambda what: None) -> Subject:
+    """`build_engine` with what `verify` needs besides."""
+    from ferrum_mlx.verify.runs import Subject
+
+    engine, codec = _build(config, narrate)
+    return Subject(engine, codec, config, _library(engine.ready().backend))
+
+
+def _build(config: EngineConfig, narrate: Callable[[str], None]) -> tuple[Engine, TextCodec]:
     log = open_log(config.events)
     try:
-        return _build(config, narrate, log)
+        return _load(config, narrate, log)
     except BaseException:
         log.close()
         raise
 
 
-def _build(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -> Engine:
+def _load(
+    config: EngineConfig, narrate: Callable[[str], None], log: EventLog
+) -> tuple[Engine, TextCodec]:
+    codec: TextCodec
     backend, reason = choose_backend(config.backend)
     if backend == "fake":
         from ferrum_mlx.backends.fake import FakeCodec, FakeExecutor
 
-        fake = FakeExecutor(config)
+        fake, codec = FakeExecutor(config), FakeCodec()
         fake.prepare_startup()
-        return Engine(fake, FakeCodec(), config, backend=backend, backend_reason=reason, log=log)
+        return Engine(fake, codec, config, backend=backend, backend_reason=reason, log=log), codec
 
     narrate("finding the model")
     resolved = hub.resolve(config.model, offline=config.offline, progress=True)
     narrate(f"loading {resolved.name}")
-    from ferrum_mlx.backends.mlx.build import build_executor
     from ferrum_mlx.tokenizer import load_tokenizer
 
     codec = load_tokenizer(resolved)
-    executor, route, notes = build_executor(resolved, config, narrate)
+    executor, route, notes = _backend(backend).build_executor(resolved, config, narrate)
     reason = f"{reason}; {route}; numerics {config.numerics}"
-    return Engine(executor, codec, config, backend=backend, backend_reason=reason, notes=notes, log=log)
+    engine = Engine(executor, codec, config, backend=backend, backend_reason=reason, notes=notes, log=log)
+    return engine, codec
+
+
+def _library(backend: str) -> Library | None:
+    """The library's own generate, over an executor's model; None where there is none."""
+    from ferrum_mlx.verify.runs import Library
+
+    if backend == "mlx":
+        from ferrum_mlx.backends.mlx.reference import generate
+
+        return Library("mlx-lm", generate)
+    return None
+
+
+def _backend(name: str) -> ModuleType:
+    """The backend's own build module."""
+    try:
+        if name == "torch":
+            from ferrum_mlx.backends.torch import build as torch_build
+
+            return torch_build
+        from ferrum_mlx.backends.mlx import build as mlx_build
+    except (ImportError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BackendUnavailableError(
+            f"{name} cannot be loaded: {reason}", next_step=f"install it again: {INSTALL[name]}"
+        ) from error
+    return mlx_build
+
+
+def zoo_survey(device: str = "") -> Iterator[tuple[str, str]]:
+    """(model type, outcome): mlx-lm's model types, built tiny and checked on this machine, for `doctor`."""
+    from ferrum_mlx.backends.mlx.zoo import survey
+
+    return survey(device)
 
 
 def doctor_facts(device: str = "") -> dict[str, str]:
     """What the chosen backend says of this machine, for `doctor`."""
     backend, reason = choose_backend("auto")
-    from ferrum_mlx.backends.mlx.build import facts
-
-    return {"backend": backend, "backend_reason": reason, **facts(device)}
+    return {"backend": backend, "backend_reason": reason, **_backend(backend).facts(device)}

@@ -8,7 +8,7 @@ from time import perf_counter
 from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import Deferred, NotSubmitted
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import CapacityError, FerrumError, UsageError
+from ferrum_mlx.errors import CapacityError, FerrumError, UsageError, one_line
 from ferrum_mlx.events import EventLog, FirstToken, RequestAdmitted, RequestEnded, RequestQueued, StepDone
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.intake import Intake
@@ -209,8 +209,7 @@ def _computed(scheduled: Scheduled, result: ItemResult) -> int:
 def _failure(what: str, error: Exception) -> FerrumError:
     if isinstance(error, FerrumError):
         return error
-    said = " ".join(str(error).split())
-    return FerrumError(f"{what} failed: {type(error).__name__}: {said}", next_step="send the request again")
+    return FerrumError(f"{what} failed: {one_line(error)}", next_step="send the request again")
 
 
 def _item(scheduled: Scheduled) -> UnifiedItem:

@@ -18,6 +18,12 @@ FerrumError
 from __future__ import annotations
 
 
+def one_line(error: Exception) -> str:
+    """What an exception of a library says, for a message of ours."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}"[:200]
+
+
 class FerrumError(Exception):
     """Base of the tree.
 

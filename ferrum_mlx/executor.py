@@ -72,6 +72,10 @@ class ModelExecutor(ABC):
     def status(self) -> ExecutorStatus: ...
 
     @abstractmethod
+    def reset_peak_memory(self) -> None:
+        """Count status().peak_memory_bytes from now on, where the backend counts it at all."""
+
+    @abstractmethod
     def recurrent_state_spec(self) -> tuple[StateSpec, ...] | None:
         """What a sequence carries besides its KV; None for attention-only models.
 

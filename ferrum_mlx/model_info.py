@@ -64,11 +64,17 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements:
-    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element."""
+    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element.
+
+    Attributes:
+        smallest_pool_bytes: of the smallest array that a step's writes might copy; 0 where all are
+            written in place by construction.
+    """
 
     parameter_bytes: int
     kv_bytes_per_token: int
     kv_pool_bytes: int
+    smallest_pool_bytes: int = 0
 
 
 class ExecutorState(Enum):

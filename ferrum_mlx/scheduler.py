@@ -91,10 +91,8 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """Fill one step; every scheduled token has a writable KV slot when this returns."""
         self._make_way()
-        preemptions = self.preemptions
         plan = self._schedule_running()
-        if self.preemptions == preemptions:
-            self._schedule_waiting(plan)
+        self._schedule_waiting(plan)
         return plan
 
     def finish(self, request: Request, *, completed: bool) -> None:
@@ -112,7 +110,11 @@ class Scheduler:
 
     def relieve(self) -> bool:
         """Make room for a step that does not fit; False when nobody could give way."""
-        return len(self._running) > 1 and self._preempt(self._running)
+        useful = self._useful(self._running)
+        if len(self._running) < 2 or not useful:
+            return False
+        self._preempt(useful)
+        return True
 
     def take_rejected(self) -> list[tuple[Request, ContextLengthError]]:
         """Requests found impossible since the last call."""
@@ -171,12 +173,9 @@ class Scheduler:
             return request.split_at - start
         return count
 
-    def _preempt(self, candidates: list[_Entry]) -> bool:
-        """Evict one; False if none of them would free anything."""
-        useful = [e for e in candidates if self._releasable(e)]
-        if not useful:
-            return False
-        entry = min(useful, key=lambda e: (-e.order[0], e.request.num_computed_tokens, -e.order[1]))
+    def _preempt(self, candidates: list[_Entry]) -> None:
+        """Evict one of them."""
+        entry = min(candidates, key=lambda e: (-e.order[0], e.request.num_computed_tokens, -e.order[1]))
         request = entry.request
         assert request.cache_id is not None
         self._executor.preempt(request.request_id, request.cache_id)
@@ -189,7 +188,10 @@ class Scheduler:
         self.preemptions += 1
         entry.ends_seen, entry.deferred = self._ends, None
         insort(self._waiting, entry, key=_order)
-        return True
+
+    def _useful(self, entries: list[_Entry]) -> list[_Entry]:
+        """Those whose blocks are not all shared, so that evicting them frees some."""
+        return [entry for entry in entries if self._releasable(entry)]
 
     def _releasable(self, entry: _Entry) -> int:
         assert entry.request.cache_id is not None
@@ -263,20 +265,19 @@ class Scheduler:
             if first.request.is_recomputing:  # one replay never makes another one necessary
                 lower = [e for e in lower if not e.request.is_recomputing]
             full = len(self._running) >= self._max_seqs
-            room = sum(map(self._releasable, lower))
-            if full and not room:
+            if full and not lower:
                 return
             admission = self._probe(first)
             if isinstance(admission, Rejected):
                 self._reject(first, admission.reason)
-                continue
-            deferred = isinstance(admission, Deferred)
-            if deferred and not (admission.shortfall <= room and (admission.shortfall or full)):
-                return  # it would not help, or its prefix is on its way
-            if (deferred or full) and not self._preempt(lower):
-                return
-            if isinstance(admission, Admitted):
+            elif isinstance(admission, Admitted):
+                if full:
+                    self._preempt(lower)
                 self._run(first, admission)
+            elif admission.shortfall > sum(map(self._releasable, lower)) or not (admission.shortfall or full):
+                return  # it would not help, or its prefix is on its way
+            else:
+                self._preempt(self._useful(lower) if admission.shortfall else lower)
 
     # Both
 

@@ -51,7 +51,7 @@ _ADVICE = "if it happens again, lower --kv-memory or take a smaller model"
 _SHORT_OF_MEMORY = re.compile("memory|alloc", re.IGNORECASE)  # as MLX, torch and Python word it
 _LOG_TAIL = 4096  # bytes of the child's output that are searched for its last line
 _GRACE = 1.0  # seconds a child has after each of: closed pipe, SIGTERM
-_GRACE_AT_EXIT = 5.0  # seconds a thread has to leave the array library's code
+_GRACE_AT_EXIT = 10.0  # seconds a thread has to leave the array library's code
 
 
 class _Unheard(BaseException):

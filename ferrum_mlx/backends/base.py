@@ -241,6 +241,9 @@ class PagedExecutor(ModelExecutor):
             kv=self.kv.usage(),
         )
 
+    def reset_peak_memory(self) -> None:
+        """Nothing, unless a backend counts."""
+
     def _forget_admissions(self, used: set[int]) -> None:
         if self._admissions:
             self._admissions = {r: c for r, c in self._admissions.items() if c not in used}
@@ -284,6 +287,8 @@ def _check_results(batch: UnifiedBatch, results: list[ItemResult]) -> None:
         computed = len(item.q_tokens) if result.num_tokens is None else result.num_tokens
         partial = 0 < computed < len(item.q_tokens) and not item.verify
         wanted = 0 if partial else item.num_sampled
+        if not partial and len(result.prompt_logprobs) != len(item.targets):
+            raise ContractError(f"the backend has other logprobs of cache {item.cache_id} than its targets'")
         if len(result.token_ids) != wanted or not (partial or computed == len(item.q_tokens)):
             raise ContractError(
                 f"the backend computed {computed} tokens of cache {item.cache_id} and sampled "

@@ -11,14 +11,20 @@ from pathlib import Path
 
 import click
 
+from ferrum_mlx.cli.narrate import say
+
 _PACKAGES = ("mlx", "mlx-lm", "torch", "transformers", "numpy", "textual")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @click.command(short_help="Show what this machine offers and what would be used.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool) -> None:
+@click.option("--zoo", is_flag=True, help="Build every model type tiny and check it here (a minute).")
+def doctor(as_json: bool, zoo: bool) -> None:
     """Show device, backend and why, matmul route, memory, cache, versions and the default model."""
+    if zoo:
+        _zoo(as_json)
+        return
     facts: dict[str, str] = {}
     for section in (_versions, _backend, _memory, _models):
         facts |= _facts_of(section)
@@ -28,6 +34,23 @@ def doctor(as_json: bool) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         click.echo(f"{name:<{width}}  {value}")
+
+
+def _zoo(as_json: bool) -> None:
+    """One line a model type as it is checked; of several configurations of a type the worst counts."""
+    from ferrum_mlx.build import zoo_survey
+
+    outcomes: dict[str, str] = {}
+    for name, outcome in zoo_survey():
+        if not as_json:
+            click.echo(f"{name:22}  {outcome}")
+        model_type = name.split("/")[0]
+        if not outcomes.get(model_type, "").startswith("refused"):
+            outcomes[model_type] = outcome
+    exact = sum(outcome.startswith("exact") for outcome in outcomes.values())
+    if as_json:
+        click.echo(json.dumps(outcomes, ensure_ascii=False))
+    say(f"{exact} of mlx-lm's model types are exact here, {len(outcomes) - exact} are refused")
 
 
 def _facts_of(section: Callable[[], dict[str, str]]) -> dict[str, str]:

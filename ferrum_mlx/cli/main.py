@@ -17,6 +17,10 @@ from ferrum_mlx.sanitize import sanitize
 _COMMANDS = {
     "chat": ("ferrum_mlx.cli.chat:chat", "Talk to a model in the terminal."),
     "run": ("ferrum_mlx.cli.run:run", "Answer prompts and exit."),
+    "verify": (
+        "ferrum_mlx.cli.verify:verify",
+        "Check on this machine that batching, caching and the like change nothing.",
+    ),
     "models": ("ferrum_mlx.cli.models:models", "List, download and remove models."),
     "doctor": ("ferrum_mlx.cli.doctor:doctor", "Show what this machine offers and what would be used."),
 }

@@ -79,7 +79,7 @@ class PrefixCache:
                 self._came(seq.announced.pop())
                 came = True
         if self._states and seq.keys and len(seq.keys) * size == seq.length:
-            decoding = seq.length > seq.promised_len
+            decoding = seq.length >= seq.promised_len
             if decoding or seq.length == seq.split_at:
                 self._states.snapshot(seq, seq.keys[-1], decoding=decoding)
         return came

@@ -1,8 +1,8 @@
 """Slots for the state of recurrent layers: one a sequence, and snapshots that later prompts start from.
 
 A state is a point of a sequence, not a run of blocks: it cannot be cut or extended backwards. So
-snapshots are taken where a later prompt may branch off: at the last full block of a prompt and, while
-decoding, at every full block, of which only the latest is kept.
+snapshots are taken where a later prompt may branch off: behind the last block that the same prompt could
+share, and, from the prompt's end on, behind every full block, of which only the latest is kept.
 """
 
 from __future__ import annotations

@@ -36,3 +36,18 @@ def test_what_is_absent_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["backend"] == "not available: the package mlx is not installed; install it"
     assert facts["surely-not-installed"] == "not installed"
     assert "memory" in facts
+
+
+def test_zoo_prints_a_line_a_type_and_counts_a_type_by_its_worst(monkeypatch, capsys) -> None:
+    from click.testing import CliRunner
+
+    from ferrum_mlx import build
+    from ferrum_mlx.cli.doctor import doctor
+
+    rows = [("llama", "exact"), ("llama/b", "refused: x"), ("llama/c", "exact"), ("mamba", "exact; off")]
+    monkeypatch.setattr(build, "zoo_survey", lambda: iter(rows))
+    shown = CliRunner().invoke(doctor, ["--zoo"])
+    assert [line.split(maxsplit=1) for line in shown.stdout.splitlines()] == [list(row) for row in rows]
+    assert "1 of mlx-lm's model types are exact here, 1 are refused" in shown.stderr
+    as_json = CliRunner().invoke(doctor, ["--zoo", "--json"])
+    assert json.loads(as_json.stdout) == {"llama": "refused: x", "mamba": "exact; off"}

@@ -30,6 +30,23 @@ def _fake(config: EngineConfig, blocks: int) -> PagedExecutor:
     return FakeExecutor(replace(config, kv_memory=blocks * config.block_size * 4))
 
 
+def _info() -> ModelInfo:
+    return ModelInfo(
+        model_id="tiny",
+        model_type="llama",
+        num_parameters=0,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=258,
+        max_sequence_length=2048,
+        dtype="float32",
+        device="cpu",
+    )
+
+
 def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
     import mlx.core as mx
     from mlx_lm.models.llama import Model, ModelArgs
@@ -54,35 +71,50 @@ def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
     )
     model = Model(args)
     model.apply(lambda array: array * 3)  # larger logits than a fresh model's: greedy ids that vary
-    info = ModelInfo(
-        model_id="tiny",
-        model_type="llama",
-        num_parameters=0,
+    block_bytes = 2 * 2 * 2 * 8 * 4 * config.block_size  # K and V, layers, kv_heads, head_dim, float32
+    sized = replace(config, kv_memory=(blocks + 1) * block_bytes)
+    return MLXExecutor(model, _info(), sized, host=host, free_memory=2**30)
+
+
+def _torch(config: EngineConfig, blocks: int) -> PagedExecutor:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from ferrum_mlx.backends.torch.executor import TorchExecutor
+
+    torch.manual_seed(2)
+    model_config = LlamaConfig(
         hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=8,
+        rms_norm_eps=1e-5,
         vocab_size=258,
-        max_sequence_length=2048,
-        dtype="float32",
-        device="cpu",
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.2,  # larger logits than a fresh model's: greedy ids that vary
     )
     block_bytes = 2 * 2 * 2 * 8 * 4 * config.block_size  # K and V, layers, kv_heads, head_dim, float32
     sized = replace(config, kv_memory=(blocks + 1) * block_bytes)
-    return MLXExecutor(model, info, sized, host=host, free_memory=2**30)
+    model = LlamaForCausalLM(model_config).eval()
+    return TorchExecutor(model, _info(), sized, free_memory=2**30)
 
 
 BACKENDS = {
     "fake": _fake,
     "mlx": lambda config, blocks: _mlx(config, blocks, host=False),
     "mlx-host": lambda config, blocks: _mlx(config, blocks, host=True),
+    "torch": _torch,
 }
 
 
 @pytest.fixture(params=BACKENDS)
 def build(request: pytest.FixtureRequest) -> Build:
     """Makes an executor of the backend under test, with a pool of 40 blocks unless told otherwise."""
+    if request.param == "torch":
+        pytest.importorskip("torch", reason="torch is not installed: pip install 'ferrum-mlx[torch]'")
 
     def make(blocks: int = 40, **settings: Any) -> PagedExecutor:
         executor = BACKENDS[request.param](tiny_config(**settings), blocks)

@@ -29,6 +29,24 @@ def test_admissions_promise_blocks_to_one_sequence_only(build: Build) -> None:
     assert isinstance(executor.try_admit_prefill("c", [3] * 4), Admitted)
 
 
+def test_no_more_sequences_than_there_are_seats(build: Build) -> None:
+    executor = build(max_num_seqs=3)
+    caches = [admit(executor, [i]) for i in range(3)]
+    assert executor.try_admit_prefill("more", [9]) == Deferred(shortfall=0)
+    executor.release_cache(caches[0])
+    assert isinstance(executor.try_admit_prefill("more", [9]), Admitted)
+
+
+def test_a_request_that_comes_back_with_other_tokens_is_looked_up_anew(build: Build) -> None:
+    executor = build(blocks=4)
+    first = admit(executor, [1] * 9)
+    run(executor, item(first, [1] * 9, 0))
+    assert isinstance(executor.try_admit_prefill("a", [2] * 9), Deferred)
+    admission = executor.try_admit_prefill("a", [1] * 9)
+    assert isinstance(admission, Admitted)
+    assert admission.num_cached_tokens == 8
+
+
 def test_what_never_fits_is_rejected(build: Build) -> None:
     executor = build(blocks=4)
     for prompt in ([], [1] * 17):  # the pool holds 16 tokens

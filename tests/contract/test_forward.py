@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -68,6 +72,32 @@ def test_verify_gives_every_row_and_truncation_forgets(executor: PagedExecutor) 
     executor.truncate_kv(cache, len(PROMPT) + 2)
     rest = run(executor, item(cache, [plain[2]], len(PROMPT) + 2))[0].token_ids
     assert list(rest) == plain[3:4]
+    executor.release_cache(cache)
+
+
+@pytest.mark.parametrize("fields", [{"num_tokens": 2, "token_ids": ()}, {"num_tokens": 0, "token_ids": ()}])
+@pytest.mark.parametrize("verify", [True, False])
+def test_only_a_chunk_may_complete_in_part_and_never_in_none(
+    executor: PagedExecutor, monkeypatch: pytest.MonkeyPatch, verify: bool, fields: dict[str, Any]
+) -> None:
+    cache = admit(executor, PROMPT)
+    run(executor, item(cache, PROMPT[:9], 0, is_final_chunk=False))
+    executor.reserve_kv_slots([KvSlotRequest(cache, 13)])
+    launch = executor._launch
+
+    def partly(batch: UnifiedBatch) -> SimpleNamespace:
+        pending = launch(batch)
+        return SimpleNamespace(result=lambda: [replace(r, **fields) for r in pending.result()])
+
+    monkeypatch.setattr(executor, "_launch", partly)
+    batch = UnifiedBatch((item(cache, PROMPT[9:], 9, verify=verify),))
+    if verify or not fields["num_tokens"]:
+        with pytest.raises(ContractError, match="computed"):
+            executor.unified_decode(batch)
+        assert executor.kv.length(cache) == 9
+    else:
+        executor.unified_decode(batch)
+        assert executor.kv.length(cache) == 11
     executor.release_cache(cache)
 
 
@@ -151,6 +181,10 @@ def test_one_step_is_in_flight_at_most(executor: PagedExecutor) -> None:
         executor.submit(UnifiedBatch((item(b, OTHER, 0),)))
     with pytest.raises(ContractError, match="in flight"):
         executor.truncate_kv(a, 0)
+    with pytest.raises(ContractError, match="in flight"):
+        executor.preempt("a", a)
+    with pytest.raises(ContractError, match="in flight"):
+        executor.discard_prefill(a)
     assert len(pending.result()) == 1
     with pytest.raises(ContractError, match="twice"):
         pending.result()

@@ -52,6 +52,22 @@ def test_a_hit_beside_the_sequence_it_shares_with(build: Build) -> None:
     assert (usage.used_blocks, usage.shared_blocks) == (0, 0)
 
 
+def test_drafts_are_not_found_before_they_are_verified(build: Build) -> None:
+    executor = build()
+    a = admit(executor, PROMPT[:11])
+    run(executor, item(a, PROMPT[:11], 0))
+    drafted = [*PROMPT, 1, 2, 3]  # of these the last four are drafts
+    run(executor, item(a, drafted[11:], 11, verify=True))
+    for verified, cached in ((False, 12), (True, 16)):
+        if verified:
+            run(executor, item(a, [4], 16))
+        admission = executor.try_admit_prefill("b", [*drafted, 4])
+        assert isinstance(admission, Admitted)
+        assert admission.num_cached_tokens == cached
+        executor.cancel_prefill_admission("b")
+    executor.release_cache(a)
+
+
 def test_a_wrong_block_would_show(build: Build) -> None:
     """Negative control: a key that is given to a block with other tokens changes the output."""
     executor = build()

@@ -12,6 +12,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 from ferrum_mlx.backends.fake import FakeCodec
+from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.config import EngineConfig
@@ -19,8 +20,6 @@ from ferrum_mlx.engine import Engine
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.messages import Delta, Failed, Stepped, Submit
 from ferrum_mlx.sampling import SamplingParams
-
-from . import zoo
 
 ENTER_AT = (0, 2, 3, 5)  # steps
 NEW_TOKENS = 16

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ferrum_mlx.backends.fake import FakeCodec
+from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.batch import TokenLogprobs
 from ferrum_mlx.config import EngineConfig
@@ -16,8 +17,6 @@ from ferrum_mlx.engine import Engine
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Stepped, Submit
 from ferrum_mlx.request import Request
 from ferrum_mlx.sampling import SamplingParams
-
-from . import zoo
 
 NEW_TOKENS = 14
 
@@ -247,7 +246,7 @@ def _act(case: Case, engine: Engine, result: Run, step: int) -> None:
     if case.preempt_at is not None and step >= case.preempt_at and not first.preemptions:
         entry = engine._scheduler._entries.get(first)
         if entry is not None and first.cache_id is not None:
-            assert engine._scheduler._preempt([entry])
+            engine._scheduler._preempt([entry])
     if step == case.cancel_at:
         result.cancelled = "n0" in engine._streams
         engine.abort("n0")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.batch import LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.config import EngineConfig
 
-from . import drive, zoo
+from . import drive
 
 # mlx-lm computes one token by another formula than several: MLA in the latent space, state-space layers
 # (mamba2's kind) and lightning attention by a step of the recurrence instead of a scan over a chunk.
@@ -101,3 +105,19 @@ def test_sequences_in_turn_write_the_pools_in_place(name: str) -> None:
         before = mx.get_active_memory()
         _step(executor, *((cache, [step], 20 + step) for cache in caches))
         assert mx.get_peak_memory() - before < 0.75 * pool
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_bigcode", "qwen3_next"])
+def test_shutdown_gives_the_weights_back(name: str) -> None:
+    """Whatever was looped is its own class again, and nobody holds it."""
+    executor, _ = drive.executor(name, host=True, block_size=8, chunk=64, budget=64)
+    executor.prepare_startup()
+    assert executor.capabilities().off
+    layer = weakref.ref(executor._model.layers[0])
+    gc.collect()
+    gc.disable()
+    try:
+        executor.shutdown()
+        assert layer() is None
+    finally:
+        gc.enable()

@@ -9,13 +9,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.backends.mlx.state import StateStore
 from ferrum_mlx.batch import LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.errors import ContractError
 
-from . import drive, zoo
+from . import drive
 from .nearties import compare, faults
 
 BLOCK = 8
@@ -145,8 +146,14 @@ def test_a_snapshot_that_is_not_restored_is_noticed(name: str, monkeypatch: pyte
 _copy = StateStore.copy
 
 
-@pytest.mark.parametrize("use_prefix", [False, True])
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize(
+    ("name", "use_prefix"),
+    [
+        pytest.param(name, use_prefix, marks=pytest.mark.slow if (i + use_prefix) % 2 else ())
+        for i, name in enumerate(STATEFUL)
+        for use_prefix in (False, True)
+    ],
+)
 def test_a_preempted_sequence_goes_on_as_if_it_had_not_been(name: str, use_prefix: bool) -> None:
     executor = _executor(name)
     first, _, other = _prompts()

@@ -13,9 +13,9 @@ from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import (
-    BackendUnavailableError,
     ContextLengthError,
     EngineDiedError,
+    ModelNotFoundError,
     UsageError,
 )
 from ferrum_mlx.messages import Delta, Died, Failed, Finished, Ready
@@ -165,8 +165,8 @@ def test_not_started_says_so() -> None:
 
 
 def test_start_raises_what_the_build_raised(make: Make) -> None:
-    client = make(EngineConfig(backend="torch"))
-    with pytest.raises(BackendUnavailableError, match="torch"):
+    client = make(EngineConfig(model="/no/such.gguf", offline=True))
+    with pytest.raises(ModelNotFoundError, match="no/such"):
         client.start(WAIT)
 
 

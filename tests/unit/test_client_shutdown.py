@@ -15,7 +15,7 @@ from ferrum_mlx.backends.fake import FakeCodec, FakeExecutor
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
-from ferrum_mlx.errors import BackendUnavailableError, EngineDiedError
+from ferrum_mlx.errors import EngineDiedError, ModelNotFoundError
 from ferrum_mlx.messages import Failed, Ready
 from ferrum_mlx.transport import ThreadTransport
 
@@ -175,9 +175,9 @@ def test_close_again_and_from_several_threads(make: Make) -> None:
 
 def test_close_from_a_callback(make: Make) -> None:
     """It is called in the thread that brings the events."""
-    client = make(EngineConfig(backend="torch"))  # which there is not
+    client = make(EngineConfig(model="/no/such.gguf", offline=True))
     client.on_died = lambda error: client.close()
-    with pytest.raises(BackendUnavailableError):
+    with pytest.raises(ModelNotFoundError):
         client.start(WAIT)
     until(lambda: client._life == 2)
     client.config = FAKE

@@ -3,50 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from ferrum_mlx.backends.fake import EOS, FakeCodec, FakeExecutor, scripted
-from ferrum_mlx.batch import RowSampling, UnifiedBatch
-from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.engine import Engine
-from ferrum_mlx.errors import ContextLengthError, ContractError, FerrumError, UsageError
+from ferrum_mlx.backends.fake import EOS, scripted
+from ferrum_mlx.batch import RowSampling
+from ferrum_mlx.errors import ContextLengthError, UsageError
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Stepped, Submit
 from ferrum_mlx.sampling import SamplingParams
 
-
-def make(script=None, **settings) -> Engine:
-    config = EngineConfig(**({"block_size": 4, "max_model_len": 64} | settings))
-    executor = FakeExecutor(config) if script is None else FakeExecutor(config, script)
-    executor.prepare_startup()
-    return Engine(executor, FakeCodec(), config, backend="fake", backend_reason="test")
-
-
-def drain(engine: Engine) -> list[Event]:
-    events = []
-    while engine.has_work():
-        events += engine.step()
-    assert engine.executor.kv_capacity_snapshot().used_blocks == 0
-    return events
-
-
-def text_of(events: list[Event], request_id: str) -> str:
-    return "".join(e.text for e in events if isinstance(e, Delta) and e.request_id == request_id)
-
-
-def ids_of(events: list[Event], request_id: str) -> list[int]:
-    return [t for e in events if isinstance(e, Delta) and e.request_id == request_id for t in e.token_ids]
-
-
-def end_of(events: list[Event], request_id: str) -> Finished | Failed:
-    (end,) = [e for e in events if isinstance(e, (Finished, Failed)) and e.request_id == request_id]
-    return end
-
-
-def say(engine: Engine, prompt, name: str = "r", **params) -> list[Event]:
-    engine.submit(Submit(name, prompt, SamplingParams(**params)))
-    return drain(engine)
+from .engine_driver import drain, end_of, ids_of, make, say, text_of
 
 
 def test_counts_and_reason_of_a_length_finish() -> None:
@@ -171,84 +137,6 @@ def test_abort_frees_at_once_and_leaves_the_neighbour_alone(steps: int) -> None:
     assert ids_of(events, "r") == expected
 
 
-def test_an_exception_in_the_forward_fails_what_runs_and_not_the_engine() -> None:
-    class Broken(FakeExecutor):
-        broken = True
-
-        def _launch(self, batch: UnifiedBatch):
-            if self.broken:
-                raise RuntimeError("the device is gone")
-            return super()._launch(batch)
-
-    config = EngineConfig(block_size=4, max_model_len=64)
-    executor = Broken(config)
-    engine = Engine(executor, FakeCodec(), config, backend="fake", backend_reason="test")
-    error = end_of(say(engine, "abc"), "r").error
-    assert type(error) is FerrumError
-    assert "RuntimeError: the device is gone" in str(error)
-    executor.broken = False
-    assert end_of(say(engine, "abc", max_tokens=2), "r").finish_reason == "length"
-
-
-class _Choking(FakeCodec):
-    """A codec that raises what no FerrumError is, on the way in and on the way out."""
-
-    def encode(self, text: str) -> list[int]:
-        if text == "unreadable":
-            raise ValueError("no such text\nat all")
-        return super().encode(text)
-
-    def detokenizer(self, *, with_tags: bool = False):
-        codec, inner = self, super().detokenizer()
-
-        class Detokenizer:
-            def add(self, token: int) -> str:
-                codec.added += 1
-                if codec.added == 4:
-                    raise IndexError("no such token")
-                return inner.add(token)
-
-            def finish(self) -> str:
-                return inner.finish()
-
-        return Detokenizer()
-
-    added = 0
-
-
-def test_a_fault_in_one_request_s_text_leaves_its_neighbours_alone() -> None:
-    config = EngineConfig(block_size=4, max_model_len=64)
-    engine = Engine(FakeExecutor(config), _Choking(), config, backend="fake", backend_reason="test")
-    engine.submit(Submit("bad", "unreadable", SamplingParams()))
-    engine.submit(Submit("worse", None, SamplingParams()))
-    for name in ("a", "b"):
-        engine.submit(Submit(name, "fine", SamplingParams(max_tokens=5, ignore_eos=True)))
-    events = drain(engine)
-    assert str(end_of(events, "bad").error).startswith("the prompt failed: ValueError: no such text at all")
-    assert isinstance(end_of(events, "worse"), Failed)
-    assert isinstance(end_of(events, "b"), Failed)  # the fourth token of all was its second
-    assert ids_of(events, "a") == ids_of(say(make(), "fine", "a", max_tokens=5, ignore_eos=True), "a")
-
-
-@pytest.mark.parametrize(
-    "wrong", [lambda r: r[::-1], lambda r: r[:-1], lambda r: [replace(x, token_ids=()) for x in r]]
-)
-def test_results_that_do_not_answer_the_batch_are_refused(wrong) -> None:
-    class Liar(FakeExecutor):
-        def _launch(self, batch: UnifiedBatch):
-            pending = super()._launch(batch)
-            return replace(pending, results=wrong(pending.results))
-
-    config = EngineConfig(block_size=4, max_model_len=64)
-    engine = Engine(Liar(config), FakeCodec(), config, backend="fake", backend_reason="test")
-    for name in ("a", "b"):
-        engine.submit(Submit(name, name * 3, SamplingParams(max_tokens=5)))
-    events = drain(engine)
-    for name in ("a", "b"):
-        assert isinstance(end_of(events, name).error, ContractError)
-        assert ids_of(events, name) == []
-
-
 def test_a_priority_that_is_no_number_fails_alone() -> None:
     engine = make()
     engine.submit(Submit("good", "abc", SamplingParams(max_tokens=2)))
@@ -302,6 +190,26 @@ def test_decodes_never_wait_for_a_long_prompt() -> None:
         if stats and stats[0].prefill_tokens:
             assert stats[0].decode_tokens == 1
             assert stats[0].prefill_tokens <= 7
+
+
+def test_samples_of_one_seed_differ_by_their_index_alone() -> None:
+    def ids(sample_index: int) -> list[int]:
+        engine = make()
+        engine.submit(
+            Submit(
+                "r", "x", SamplingParams(temperature=1.0, seed=3, max_tokens=20), sample_index=sample_index
+            )
+        )
+        return ids_of(drain(engine), "r")
+
+    assert ids(0) == ids(0) != ids(1)
+
+
+def test_what_is_barred_reaches_the_sampler() -> None:
+    events = say(make(scripted(list(b"xaby"), prompt_len=1)), "x", bad_words=("ab",))
+    assert text_of(events, "r") == "xacy"
+    events = say(make(scripted([], prompt_len=1)), "x", min_tokens=3)
+    assert [token == EOS for token in ids_of(events, "r")] == [False] * 3 + [True]
 
 
 def test_fresh_seeds_differ_and_seed_zero_is_a_seed() -> None:

@@ -32,6 +32,7 @@ LAYERS = (
         "request",
         "messages",
         "sanitize",
+        "nearties",
     ),
     (
         *("kv", "scheduler", "speculative", "tokenizer", "detokenizer", "output", "intake"),
@@ -39,6 +40,7 @@ LAYERS = (
         *("catalog", "hub", "hub_repo", "hub_wheel", "files", "gguf", "gguf_llama", "gguf_tokenizer"),
     ),
     ("engine",),
+    ("verify",),
     ("build", "transport", "stream", "answers", "client", "prometheus", "inputs", "llm"),
     ("cli", "bench"),
 )
@@ -124,7 +126,8 @@ def backend_refusal(name: str, target: str) -> str:
     there = unit(target)
     if there == "backends":
         mine, theirs = name.split(".")[2:3], target.split(".")[2:3]
-        return "" if theirs in (mine, ["base"]) else "a backend never imports another"
+        shared = theirs in (["base"], ["step"], ["selfcheck"])
+        return "" if shared or theirs == mine else "a backend never imports another"
     return "" if there in BACKEND_MAY else f"a backend imports only {', '.join(sorted(BACKEND_MAY))}"
 
 

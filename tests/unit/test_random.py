@@ -166,6 +166,8 @@ def test_a_soak_of_2000_requests_with_cancels_leaves_nothing(stateful: bool) -> 
     assert ended == 2000
     assert engine.executor.kv_capacity_snapshot().used_blocks == 0
     check_references(engine)
+    assert isinstance(engine.executor, FakeExecutor)
+    assert not engine.executor._probed
     assert engine._scheduler.preemptions > 20
     assert engine.executor.cache_metrics().hits > 500
     assert sizes[-1] < sizes[1] + 2000, sizes  # flat once the caches are warm: less than one object a request

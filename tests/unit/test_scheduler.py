@@ -2,67 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from ferrum_mlx.backends.fake import FakeExecutor
-from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import KvSlotRequest
-from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.request import Request, RequestState
-from ferrum_mlx.sampling import SamplingParams
-from ferrum_mlx.scheduler import Scheduled, Scheduler
 
-
-class Bench:
-    """A scheduler whose plans are carried out, one token sampled where a plan catches up."""
-
-    def __init__(self, blocks: int = 100, **settings: int) -> None:
-        config = EngineConfig(block_size=4, max_model_len=200, kv_memory=blocks * 16, **settings)
-        self.executor = FakeExecutor(config)
-        self.scheduler = Scheduler(self.executor, config)
-        self.added = 0
-
-    def add(self, name: str, prompt: int | list[int], priority: int = 0) -> Request:
-        """A prompt of that many tokens, unlike any other's."""
-        self.added += 1
-        ids = [self.added] * prompt if isinstance(prompt, int) else prompt
-        request = Request(name, ids, SamplingParams(), seed=0, max_tokens=100, priority=priority)
-        self.scheduler.add(request)
-        return request
-
-    def step(self) -> dict[str, int]:
-        plan = self.scheduler.schedule()
-        if plan:
-            self.executor.unified_decode(UnifiedBatch(tuple(_item(s) for s in plan)))
-        for scheduled in plan:
-            request = scheduled.request
-            request.advance(scheduled.num_tokens)
-            if request.num_computed_tokens == request.num_tokens:
-                request.output.append(7)
-        return {scheduled.request.request_id: scheduled.num_tokens for scheduled in plan}
-
-    def step_until(self, done: Callable[[], bool]) -> None:
-        for _ in range(300):
-            if done():
-                return
-            self.step()
-        raise AssertionError("it never came to that")
-
-
-def _item(scheduled: Scheduled) -> UnifiedItem:
-    request, start = scheduled.request, scheduled.request.num_computed_tokens
-    assert request.cache_id is not None
-    return UnifiedItem(
-        cache_id=request.cache_id,
-        q_tokens=request.tokens(start, start + scheduled.num_tokens),
-        pos_offset=start,
-        is_final_chunk=start + scheduled.num_tokens == request.num_tokens,
-    )
-
-
-RUNNING, PREEMPTED, WAITING = RequestState.RUNNING, RequestState.PREEMPTED, RequestState.WAITING
+from .scheduler_bench import PREEMPTED, RUNNING, WAITING, Bench
 
 
 def test_decodes_first_then_arrivals_in_order_within_the_budget() -> None:
@@ -107,6 +51,7 @@ def test_the_latest_arrival_is_preempted_and_comes_back_before_newer_ones() -> N
     assert plan["b"] > 1  # computed again, as far as its blocks have been evicted
     assert c.state is RUNNING
     assert bench.scheduler.preemptions == b.preemptions == 1
+    assert b.num_cached_tokens == 0  # what it finds of its own is no saving
 
 
 def test_nobody_is_admitted_into_blocks_promised_to_a_prompt_in_chunks() -> None:
@@ -210,6 +155,19 @@ def test_a_prefill_waits_however_small_its_chunks() -> None:
     assert (bench.scheduler.preemptions, late.state) == (0, RUNNING)
 
 
+@pytest.mark.parametrize("prompts", [(8, 4), (4, 8)])
+def test_who_made_room_waits_for_an_end_though_there_seems_to_be_room(prompts: tuple[int, int]) -> None:
+    bench = Bench()
+    a, b = bench.add("a", prompts[0]), bench.add("b", prompts[1])
+    bench.step()
+    assert bench.scheduler.relieve()  # a backend had no room for the two
+    stays, goes = (a, b) if prompts[0] > prompts[1] else (b, a)
+    assert goes.state is PREEMPTED
+    assert [bench.step() for _ in range(3)] == [{stays.request_id: 1}] * 3
+    bench.scheduler.finish(stays, completed=True)
+    assert list(bench.step()) == [goes.request_id]
+
+
 def test_an_end_that_frees_nothing_brings_nobody_back() -> None:
     bench = Bench(blocks=6)
     a, b = bench.add("a", 8), bench.add("b", 8)
@@ -251,113 +209,3 @@ def test_equal_requests_on_a_pool_for_one_all_get_to_their_ends() -> None:
             unfinished.remove(request)
     assert not unfinished
     assert bench.executor.kv_capacity_snapshot().used_blocks == 0
-
-
-# Priorities
-
-
-def test_a_lower_number_is_admitted_first_and_gets_the_budget_first() -> None:
-    bench = Bench(max_num_batched_tokens=16)
-    bench.add("late", 12, priority=5)
-    bench.add("soon", 12, priority=-1)
-    bench.add("soon too", 12, priority=-1)
-    assert bench.step() == {"soon": 12, "soon too": 4}
-
-
-def test_an_urgent_request_takes_the_seat_of_one_that_is_not() -> None:
-    bench = Bench(max_num_seqs=2)
-    idle, busy = bench.add("idle", 6, priority=2), bench.add("busy", 6, priority=1)
-    bench.step()
-    urgent = bench.add("urgent", 6)
-    assert "urgent" in bench.step()
-    assert (idle.state, busy.state, urgent.state) == (PREEMPTED, RUNNING, RUNNING)
-    equal = bench.add("equal", 6, priority=1)
-    bench.step()
-    assert equal.state is WAITING
-
-
-def test_an_urgent_request_takes_the_blocks_of_those_that_are_not_if_that_is_enough() -> None:
-    bench = Bench(blocks=10)
-    idle = bench.add("idle", 20, priority=1)
-    bench.step()
-    urgent = bench.add("urgent", 28)
-    bench.step()
-    assert (idle.state, urgent.state) == (PREEMPTED, RUNNING)
-    bench = Bench(blocks=10)
-    equal, idle = bench.add("equal", 20), bench.add("idle", 4, priority=1)
-    bench.step()
-    bench.add("urgent", 28)
-    bench.step()
-    assert (equal.state, idle.state) == (RUNNING, RUNNING)  # it would not have helped
-
-
-def test_a_seat_is_not_taken_for_one_who_would_lack_blocks_then() -> None:
-    bench = Bench(blocks=10, max_num_seqs=2)
-    bench.add("equal", 20)
-    idle = bench.add("idle", 4, priority=1)
-    bench.step()
-    urgent = bench.add("urgent", 28)
-    bench.step()
-    assert (idle.state, urgent.state) == (RUNNING, WAITING)
-
-
-@pytest.mark.parametrize("seats", [1, 8])
-def test_a_seat_is_taken_whether_the_executor_has_another_or_not(seats: int) -> None:
-    bench = Bench(max_num_seqs=8, max_num_batched_tokens=8)
-    bench.executor._max_seqs = seats
-    bench.scheduler = Scheduler(bench.executor, EngineConfig(max_num_seqs=1))
-    idle = bench.add("idle", 6, priority=1)
-    bench.step()
-    urgent = bench.add("urgent", 6)
-    assert bench.step() == {"urgent": 6}
-    assert (idle.state, urgent.state, bench.executor.cache_metrics().misses) == (PREEMPTED, RUNNING, 2)
-
-
-# Shared prefixes
-
-
-def test_twins_that_arrive_together_compute_their_prompt_once() -> None:
-    bench = Bench()
-    first, second = bench.add("first", [9] * 30), bench.add("second", [9] * 30)
-    other = bench.add("other", 5)
-    assert bench.step() == {"first": 30, "other": 5}  # who shares nothing does not wait
-    assert bench.step() == {"first": 1, "other": 1, "second": 2}
-    assert (second.num_cached_tokens, first.num_cached_tokens, other.num_cached_tokens) == (28, 0, 0)
-
-
-def test_a_twin_gets_on_when_the_one_it_waits_for_is_gone() -> None:
-    bench = Bench(max_prefill_chunk=8)
-    first, second = bench.add("first", [9] * 30), bench.add("second", [9] * 30)
-    bench.step()
-    bench.scheduler.finish(first, completed=False)
-    assert bench.step() == {"second": 8}
-    assert second.num_cached_tokens == 8
-
-
-def test_a_prefill_is_short_while_anything_decodes() -> None:
-    bench = Bench(prefill_while_decoding=5)
-    bench.add("a", 12)
-    assert bench.step() == {"a": 12}
-    bench.add("b", 12)
-    bench.add("c", 12)
-    assert bench.step() == {"a": 1, "b": 5}
-    assert bench.step() == {"a": 1, "b": 5}
-    assert bench.step() == {"a": 1, "b": 2, "c": 3}
-
-
-def test_a_waiting_request_is_not_probed_again_before_something_is_released() -> None:
-    bench = Bench(blocks=5)
-    a = bench.add("a", 12)
-    bench.step()
-    bench.add("b", 12)
-    probes: list[str] = []
-    probe = bench.executor.try_admit_prefill
-    bench.executor.try_admit_prefill = lambda name, *args, **fields: (  # type: ignore[method-assign]
-        probes.append(name),
-        probe(name, *args, **fields),
-    )[1]
-    for _ in range(4):
-        bench.step()
-    assert probes == ["b"]
-    bench.scheduler.finish(a, completed=True)
-    assert bench.step() == {"b": 12}

@@ -7,7 +7,7 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache
 
 from ferrum_mlx.backends.mlx.pools import PagedStorage
-from ferrum_mlx.backends.mlx.step import Segment, Step, window_of
+from ferrum_mlx.backends.step import Segment, Step, window_of
 from ferrum_mlx.errors import UnsupportedModelError
 
 

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import CacheList
 
 from ferrum_mlx.backends.mlx.alone import SequenceKV, check_window
 from ferrum_mlx.backends.mlx.pools import PagedStorage
-from ferrum_mlx.backends.mlx.step import Segment, Step, window_of
+from ferrum_mlx.backends.step import Segment, Step, window_of
 from ferrum_mlx.errors import UnsupportedModelError
 
 _original_attention = mlx_lm_base.scaled_dot_product_attention

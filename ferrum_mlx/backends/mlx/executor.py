@@ -10,8 +10,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.backends.base import PagedExecutor
-from ferrum_mlx.backends.mlx import selfcheck
 from ferrum_mlx.backends.mlx.attention import install
 from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, parameter_arrays
 from ferrum_mlx.backends.mlx.host_attention import HostStorage
@@ -21,7 +21,7 @@ from ferrum_mlx.backends.mlx.packed import PackedModel
 from ferrum_mlx.backends.mlx.pending import choose
 from ferrum_mlx.backends.mlx.pools import PagedStorage, PoolStorage
 from ferrum_mlx.backends.mlx.state import StateStore
-from ferrum_mlx.backends.mlx.step import Step
+from ferrum_mlx.backends.step import Step
 from ferrum_mlx.batch import UnifiedBatch
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.errors import UnsupportedModelError, UsageError
@@ -43,11 +43,11 @@ class MLXExecutor(PagedExecutor):
         kv_heads, head_dim = layers[0].key_shape if layers else (0, 0)
         self.info = replace(info, vocab_size=inspection.vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
         self._model, self._host, self._exact = model, host, config.numerics == "exact"
-        self._state_specs = _state_specs(states)
+        self._state_specs = tuple(_state_spec(*state) for state in states)
         groups = group_layers(layers)
         max_len = _context(info, config)
         plan = plan_pools(groups, config, max_len, free_memory, sum(s.num_bytes for s in self._state_specs))
-        store = StateStore([len(state.shapes) for state in states])
+        store = StateStore([len(state.shapes) for _, state in states])
         kv = KVManager(
             groups,
             plan.num_blocks,
@@ -93,6 +93,7 @@ class MLXExecutor(PagedExecutor):
                 "round a token by the length of the chunk it is in"
             )
         self.kv.forget_prefixes()  # of the check's own prompts
+        self.kv.forget_prefixes()  # the checks' own prompts
         self._state = ExecutorState.READY
 
     def _take_route(self) -> None:
@@ -141,6 +142,9 @@ class MLXExecutor(PagedExecutor):
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
             kv_pool_bytes=sum(s.nbytes for s in self._packed.storages) + self._state_pool_bytes,
+            smallest_pool_bytes=min(
+                (array.nbytes for s in self._packed.storages for array in s.arrays() if array.size), default=0
+            ),
         )
 
     def forward(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -150,6 +154,14 @@ class MLXExecutor(PagedExecutor):
     def _memory_in_use(self) -> tuple[int, int]:
         host_pools = sum(s.nbytes for s in self._packed.storages if isinstance(s, HostStorage))
         return mx.get_active_memory() + host_pools, mx.get_peak_memory() + host_pools
+
+    def reset_peak_memory(self) -> None:
+        mx.reset_peak_memory()
+
+    @property
+    def model(self) -> nn.Module:
+        """The library's own, whose native caches work as ever."""
+        return self._model
 
     def _recover(self) -> None:
         self._packed.recover()
@@ -161,16 +173,13 @@ class MLXExecutor(PagedExecutor):
         return pending
 
 
-def _state_specs(states: Sequence[LayerState]) -> tuple[StateSpec, ...]:
-    """By number of the state, which is not the layer's where others keep none."""
-    return tuple(
-        StateSpec(
-            layer=i,
-            shapes=tuple(shape for shape in state.shapes if shape is not None),
-            dtype=str(next(d for d in state.dtypes if d)).removeprefix("mlx.core."),
-            num_bytes=state.num_bytes,
-        )
-        for i, state in enumerate(states)
+def _state_spec(layer: int, state: LayerState) -> StateSpec:
+    dtypes = dict.fromkeys(str(dtype).removeprefix("mlx.core.") for dtype in state.dtypes if dtype)
+    return StateSpec(
+        layer=layer,
+        shapes=tuple(shape for shape in state.shapes if shape is not None),
+        dtype=", ".join(dtypes),
+        num_bytes=state.num_bytes,
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ferrum_mlx.backends.mlx.step import Segment, Step, visible
+from ferrum_mlx.backends.step import Segment, Step, visible
 
 
 class HostStorage:

@@ -17,9 +17,8 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from ferrum_mlx.backends.mlx.loader import one_line
 from ferrum_mlx.backends.mlx.trace import Trace, trace
-from ferrum_mlx.errors import FerrumError, UnsupportedModelError
+from ferrum_mlx.errors import FerrumError, UnsupportedModelError, one_line
 from ferrum_mlx.kv.sequence import KVGroup
 
 Shape = tuple[int, int]  # kv_heads, head_dim
@@ -76,8 +75,10 @@ class Inspection:
         return [part for entry in self.entries for part in entry.parts if isinstance(part, LayerKV)]
 
     @property
-    def states(self) -> list[LayerState]:
-        return [part for entry in self.entries for part in entry.parts if isinstance(part, LayerState)]
+    def states(self) -> list[tuple[int, LayerState]]:
+        """With the number of the entry."""
+        numbered = ((i, part) for i, entry in enumerate(self.entries) for part in entry.parts)
+        return [(i, part) for i, part in numbered if isinstance(part, LayerState)]
 
 
 def inspect_layers(model: nn.Module, model_type: str) -> Inspection:
@@ -149,55 +150,3 @@ def group_layers(layers: Sequence[LayerKV]) -> list[KVGroup]:
         KVGroup(layers=tuple(indices), window=window, bytes_per_token=size * len(indices))
         for (window, size), indices in members.items()
     ]
-
-
-BACKBONES = ("model", "language_model.model", "backbone", "transformer")
-
-
-class NoRows(Exception):
-    """Leaves a forward whose output head has nothing to do; heads need not bear empty arrays."""
-
-
-class RowSelector:
-    """Keeps only the rows of a step that the output head must see.
-
-    The module that computes the hidden states gets a subclass of its own class; outside of a step it
-    behaves as before.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.rows: mx.array | None = None
-        self.backbone = find_backbone(model)
-        if self.backbone is None:
-            return
-        original, selector = type(self.backbone), self
-
-        def call(module: nn.Module, *args: object, **kwargs: object) -> mx.array:
-            hidden: mx.array = original.__call__(module, *args, **kwargs)
-            if selector.rows is None:
-                return hidden
-            if not selector.rows.size:
-                raise NoRows
-            return mx.take(hidden, selector.rows, axis=0)
-
-        self.backbone.__class__ = type(original.__name__, (original,), {"__call__": call})
-
-    def remove(self) -> None:
-        """Give the module its own class back; the cycle with it would keep the weights alive."""
-        if self.backbone is not None:
-            self.backbone.__class__ = type(self.backbone).__bases__[0]
-            self.backbone = None
-
-
-def find_backbone(model: nn.Module) -> nn.Module | None:
-    """The part of a model that computes the hidden states."""
-    return next((m for path in BACKBONES if (m := _submodule(model, path)) is not None), None)
-
-
-def _submodule(model: nn.Module, path: str) -> nn.Module | None:
-    for name in path.split("."):
-        part = getattr(model, name, None)
-        if not isinstance(part, nn.Module):
-            return None
-        model = part
-    return model if hasattr(model, "layers") or hasattr(model, "h") else None

@@ -12,7 +12,7 @@ from mlx.nn.layers.quantized import quantize
 from numpy.typing import NDArray
 
 from ferrum_mlx.catalog import ResolvedModel
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.gguf import BLOCK, GGUFFile
 from ferrum_mlx.gguf_llama import hf_config, row_order, tensors_by_weight
 
@@ -50,12 +50,6 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
         raise ModelFileError(
             f"{folder} cannot be loaded: {reason}", next_step="get the model again"
         ) from error
-
-
-def one_line(error: Exception) -> str:
-    """What an exception of a library says, for a message of ours."""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said}"[:200]
 
 
 def _check_safetensors(folder: Path) -> None:

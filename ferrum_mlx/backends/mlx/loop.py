@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten, tree_map
 
 from ferrum_mlx.backends.mlx.attention import PagedLayer, PagedMask, SeveralCaches, StepContext
 from ferrum_mlx.backends.mlx.state import StateLayer, StateStore
-from ferrum_mlx.backends.mlx.step import Segment, Step
 from ferrum_mlx.backends.mlx.trace import CONSTANT, Layout
+from ferrum_mlx.backends.step import Segment, Step
 from ferrum_mlx.errors import UnsupportedModelError
 
 _CACHES = (PagedLayer, StateLayer, SeveralCaches)

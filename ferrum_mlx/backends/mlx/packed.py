@@ -9,12 +9,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ferrum_mlx.backends.mlx.attention import PagedLayer, SeveralCaches, StepCache, StepContext
-from ferrum_mlx.backends.mlx.layers import Entry, Inspection, LayerKV, NoRows, RowSelector, find_backbone
+from ferrum_mlx.backends.mlx.layers import Entry, Inspection, LayerKV
 from ferrum_mlx.backends.mlx.loop import Loops
 from ferrum_mlx.backends.mlx.pools import PagedStorage
+from ferrum_mlx.backends.mlx.rows import NoRows, RowSelector
 from ferrum_mlx.backends.mlx.state import StateLayer, StateStore
-from ferrum_mlx.backends.mlx.step import Step
 from ferrum_mlx.backends.mlx.trace import Layout
+from ferrum_mlx.backends.step import Step
 
 Modules = dict[int, tuple[nn.Module, Layout]]
 
@@ -43,7 +44,8 @@ class PackedModel:
         self._num_states = 0
         self._caches = [self._cache(entry, make_storage) for entry in inspection.entries]
         self._loops = Loops(self.context, states)
-        self._selector = RowSelector(model)
+        self._backbone = inspection.trace.backbone(inspection.vocab_size)
+        self._selector = RowSelector(self._backbone)
         self.routes = list(_routes(model, inspection))
         self.off: list[str] = []
 
@@ -63,12 +65,10 @@ class PackedModel:
         self._selector.remove()
         self._loops.remove()
         self._loops.install(route.modules)
-        self._selector = RowSelector(self._model)
+        self._selector = RowSelector(self._backbone)
         self.off = [route.why] if route.why else []
-        if self._selector.backbone is None:
-            self.off.append(
-                "row selection before the output head: no part of the model is known to be its backbone"
-            )
+        if self._backbone is None:
+            self.off.append("row selection before the output head: no part of the model computes all but it")
 
     def logits(self, step: Step) -> mx.array:
         """[R, vocab]; when R is 0 the output head is not run."""
@@ -99,7 +99,7 @@ class PackedModel:
         """Drop the weights and the pools."""
         self._selector.remove()
         self._loops.remove()
-        self._model = nn.Module()
+        self._model, self._backbone = nn.Module(), None
         self.routes.clear()
         self._caches.clear()
         self.storages.clear()
@@ -126,5 +126,5 @@ def _routes(model: nn.Module, inspection: Inspection) -> Iterator[Route]:
     if len(unpaged) < total:
         why = f"{off}: all {total} layers keep a state or compute with keys and values themselves"
         yield Route(inspection.trace.innermost(set(range(total))), why)
-    whole = inspection.trace.of(find_backbone(model) or model)
+    whole = inspection.trace.of(inspection.trace.backbone(inspection.vocab_size) or model)
     yield Route(whole, f"{off}: the model as a whole runs one at a time")

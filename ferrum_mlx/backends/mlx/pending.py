@@ -10,7 +10,7 @@ import numpy as np
 
 from ferrum_mlx.backends.mlx.logprobs import RowLogprobs
 from ferrum_mlx.backends.mlx.sampler import sample
-from ferrum_mlx.backends.mlx.step import Step
+from ferrum_mlx.backends.step import Step
 from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedItem
 
 

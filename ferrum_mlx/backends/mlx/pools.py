@@ -7,7 +7,7 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from ferrum_mlx.backends.mlx.step import Segment, Step, visible
+from ferrum_mlx.backends.step import Segment, Step, visible
 
 
 class PagedStorage(Protocol):

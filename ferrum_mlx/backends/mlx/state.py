@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from ferrum_mlx.backends.mlx.step import Segment, Step
+from ferrum_mlx.backends.step import Segment, Step
 from ferrum_mlx.errors import ContractError
 
 Entries = tuple[mx.array | None, ...]  # of one layer, [rows, …]; None before the first token

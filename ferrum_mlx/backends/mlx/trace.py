@@ -29,6 +29,7 @@ class Call:
     direct: frozenset[int]  # entries it is handed themselves
     given: Any  # (args, kwargs)
     within: set[int] = field(default_factory=set)  # entries handed to a module that it calls
+    width: int = 0  # of the result's last axis
     result: Any = None
 
 
@@ -52,6 +53,13 @@ class Trace:
             if any(entry not in call.within for entry in call.direct & entries)
         }
 
+    def backbone(self, vocab_size: int) -> nn.Module | None:
+        """The outermost module that is handed all caches and gives hidden states rather than logits."""
+        for call, layout in self.calls:
+            if not call.direct and layout.result == 1 and call.width != vocab_size:
+                return call.module
+        return None
+
     def of(self, module: nn.Module) -> dict[int, tuple[nn.Module, Layout]]:
         return {id(module): (module, layout) for call, layout in self.calls if call.module is module}
 
@@ -69,6 +77,7 @@ def trace(model: nn.Module, fewer: list[Any], more: list[Any]) -> tuple[Trace, m
     calls = []
     for a, b in zip(first, second, strict=True):
         layout = Layout(tree_map(_axis, a.given, b.given), tree_map(_axis, a.result, b.result))
+        a.width = a.result.shape[-1] if layout.result == 1 else 0
         a.given = a.result = None
         calls.append((a, layout))
     return Trace(tuple(calls)), logits

@@ -12,8 +12,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from ferrum_mlx.backends.mlx.attention import SeveralCaches, StepContext
 from ferrum_mlx.backends.mlx.loop import Loops
 from ferrum_mlx.backends.mlx.state import StateLayer, StateStore
-from ferrum_mlx.backends.mlx.step import Step
 from ferrum_mlx.backends.mlx.trace import CONSTANT, NO_ARRAY, OTHER, Trace, trace
+from ferrum_mlx.backends.step import Step
 from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import KvSlotRequest
 from ferrum_mlx.errors import UnsupportedModelError

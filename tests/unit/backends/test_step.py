@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrum_mlx.backends.mlx.step import Step, visible
+from ferrum_mlx.backends.step import Step, visible
 from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import KvSlotRequest
 from ferrum_mlx.kv.manager import KVManager

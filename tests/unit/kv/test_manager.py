@@ -36,8 +36,9 @@ def test_slots_follow_the_table() -> None:
 
 def test_a_window_group_frees_what_the_window_has_left() -> None:
     kv = KVManager([FULL, WINDOW], [10, 10], block_size=2, max_step_tokens=8)
-    cache = grown(kv, 9)
+    cache, version = grown(kv, 9), kv.capacity.value
     kv.reserve([KvSlotRequest(cache, 10)])
+    assert kv.capacity.value > version  # who waits for blocks may probe again
     # position 9 comes next and sees positions 4 … 9: blocks 0 and 1 hold none of them
     assert kv.block_table(cache, 1)[:2] == [NULL_BLOCK, NULL_BLOCK]
     assert NULL_BLOCK not in kv.block_table(cache, 1)[2:]
@@ -47,8 +48,20 @@ def test_a_window_group_frees_what_the_window_has_left() -> None:
     kv.truncate(cache, 9)
     with pytest.raises(ContractError):
         kv.truncate(cache, 7)  # its next token would see a block that is gone
+    kv.truncate(cache, 0)
+    kv.reserve([KvSlotRequest(cache, 9)])
+    kv.commit(cache, [7] * 9)
+    kv.reserve([KvSlotRequest(cache, 10)])
+    assert kv.usage().used_blocks == 5 + 3  # it leaves them once more
     kv.release(cache)
     assert kv.usage().used_blocks == 0
+
+
+def test_a_window_keeps_the_block_of_its_first_position() -> None:
+    kv = KVManager([FULL, WINDOW], [10, 10], block_size=2, max_step_tokens=10)
+    cache = grown(kv, 10)
+    kv.reserve([KvSlotRequest(cache, 11)])  # position 10 sees 5 … 10, and 5 is the last of block 2
+    assert [block == NULL_BLOCK for block in kv.block_table(cache, 1)] == [True, True, *[False] * 4]
 
 
 def test_one_short_group_reserves_in_none() -> None:
@@ -66,6 +79,34 @@ def test_what_one_sequence_leaves_another_gets_in_the_same_reservation() -> None
     short, long = grown(kv, 6), grown(kv, 14)  # the window pool is full; the long one has left four blocks
     kv.reserve([KvSlotRequest(short, 8), KvSlotRequest(long, 14)])
     assert len(kv.block_table(short, 1)) == 4
+
+
+def test_a_step_in_the_middle_of_a_block_is_promised_to_a_window_group() -> None:
+    def manager(blocks: int) -> KVManager:
+        return KVManager([FULL, KVGroup((1,), 7, 4)], [20, blocks], block_size=4, max_step_tokens=8)
+
+    assert manager(4).shortfall(24) == 1
+    kv = manager(5)
+    assert kv.shortfall(24) == 0
+    cache = kv.create(24)
+    for length in (8, 9, 17, 24):  # 17: the window goes back to position 3, five blocks
+        kv.reserve([KvSlotRequest(cache, length)])
+        kv.commit(cache, [7] * (length - kv.length(cache)))
+
+
+def test_leaving_a_shared_block_makes_no_room() -> None:
+    kv = KVManager([FULL, WINDOW], [20, 6], block_size=2, max_step_tokens=8)
+    caches = []
+    for _ in range(2):
+        keys = kv.prefix.keys([7] * 9)
+        caches.append(kv.create(9, keys, kv.prefix.find(keys, 9)))
+        kv.reserve([KvSlotRequest(caches[-1], 9)])
+        kv.commit(caches[-1], [7] * (9 - kv.length(caches[-1])))
+    table = list(kv.block_table(caches[0], 1))
+    with pytest.raises(CapacityError) as short:  # it leaves block 0, and block 1, which the other has, too
+        kv.reserve([KvSlotRequest(caches[0], 14)])
+    assert (short.value.needed_blocks, short.value.free_blocks) == (2, 1)
+    assert kv.block_table(caches[0], 1) == table
 
 
 def test_a_window_group_promises_nothing_beyond_the_prompt() -> None:

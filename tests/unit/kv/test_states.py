@@ -75,6 +75,37 @@ def test_who_needs_the_snapshot_waits_for_it_and_not_for_the_blocks_before() -> 
     assert not prefix._coming
 
 
+def test_a_prompt_is_snapshotted_at_its_split_alone_however_it_is_cut() -> None:
+    bench = Bench()
+    cache = bench.admit(TEXT[:14])
+    for end, snapshots in ((4, 0), (8, 0), (12, 1), (14, 1)):
+        bench.extend(cache, TEXT[bench.kv.length(cache) : end])
+        assert bench.kv.num_snapshots == snapshots
+
+
+def test_an_admission_that_never_ran_gives_its_snapshot_back() -> None:
+    bench = Bench()
+    bench.kv.release(bench.prefill(TEXT[:9]))
+    cache = bench.admit(TEXT[:12])
+    assert bench.kv.num_cached(cache) == 8
+    bench.kv.release(cache)
+    assert bench.kv.usage().used_blocks == 0
+
+
+def test_starting_from_a_snapshot_takes_two_slots_for_a_while() -> None:
+    bench = Bench(num_states=2)
+    bench.kv.release(bench.prefill(TEXT[:9]))
+    bench.extend(bench.admit([1] * 3), [1] * 3)  # the snapshot's slot is the only free one now
+    keys = bench.kv.prefix.keys(TEXT[:12])
+    assert bench.kv.shortfall(12, keys, bench.kv.prefix.find(keys, 12)) == 1
+    assert bench.kv.shortfall(12) == 0
+
+
+def test_who_holds_nothing_but_a_state_can_still_give_that() -> None:
+    bench = Bench(groups=())
+    assert bench.kv.releasable(bench.prefill(TEXT[:9])) == 1
+
+
 def test_a_branch_inside_a_prompt_is_a_miss_without_a_snapshot_there() -> None:
     bench = Bench()
     bench.kv.release(bench.prefill(TEXT[:14]))
@@ -164,3 +195,16 @@ def test_drafts_are_refused_before_they_touch_a_state() -> None:
         executor.forward_verify(UnifiedItem(cache_id=cache, q_tokens=(1, 2), pos_offset=5, verify=True))
     executor.forward_verify(UnifiedItem(cache_id=cache, q_tokens=(1,), pos_offset=5, verify=True))
     assert executor.kv.length(cache) == 6
+
+
+def test_snapshots_count_among_what_the_cache_holds() -> None:
+    executor = FakeExecutor(EngineConfig(block_size=4, max_model_len=64), stateful=True)
+    admission = executor.try_admit_prefill("a", TEXT[:5])
+    assert isinstance(admission, Admitted)
+    executor.reserve_kv_slots([KvSlotRequest(admission.cache_id, 4)])
+    chunk = UnifiedItem(
+        cache_id=admission.cache_id, q_tokens=tuple(TEXT[:4]), pos_offset=0, is_final_chunk=False
+    )
+    executor.prefill(chunk)
+    metrics = executor.cache_metrics()
+    assert (metrics.entries, metrics.bytes) == (2, 4 * 4 + 4)  # a block of four tokens, and a state

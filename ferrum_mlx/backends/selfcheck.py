@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrum_mlx.backends.mlx.loader import one_line
 from ferrum_mlx.batch import ItemResult, LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
-from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError
+from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.executor import ModelExecutor
 
 TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}  # of the largest logit

@@ -1,9 +1,10 @@
-"""Tiny random float32 models of mlx-lm's model types (configs.py)."""
+"""Tiny random float32 models of mlx-lm's model types (zoo_configs.py), to be checked on any machine."""
 
 from __future__ import annotations
 
 import copy
 import zlib
+from collections.abc import Iterator
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,9 +12,12 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import _get_classes
 
+from ferrum_mlx.backends.mlx import device as devices
+from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.backends.mlx.zoo_configs import COMMON, LOOPED, PAGED, REFUSED, VOCAB, Config
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import FerrumError, one_line
 from ferrum_mlx.model_info import ModelInfo
-
-from .configs import COMMON, LOOPED, PAGED, REFUSED, VOCAB, Config
 
 GAIN = 2.0  # of every matrix: enough for logits that depend on more than the last token
 # Of states: with weights around 0 they forget a token within ten others, and prove little.
@@ -25,10 +29,12 @@ def build(name: str, seed: int = 0) -> nn.Module:
     """A model whose weights are a pure function of (name, seed)."""
     config = EXACT[name] if name in EXACT else REFUSED[name][1]
     config = copy.deepcopy(COMMON | config | {"model_type": model_type(name)})  # some types change theirs
+    model: nn.Module
     model_class, args_class = _get_classes(config)
     mx.random.seed(seed)  # for what keeps its initial value
     model = model_class(args_class.from_dict(config))
-    weights = [(path, _weight(path, array, seed)) for path, array in tree_flatten(model.parameters())]
+    initial = dict(tree_flatten(model.parameters()))
+    weights = [(path, _weight(path, array, seed)) for path, array in initial.items()]
     model.update(tree_unflatten(weights))
     model.eval()
     mx.eval(model.parameters())
@@ -69,3 +75,30 @@ def info(name: str) -> ModelInfo:
         dtype="float32",
         device="cpu",
     )
+
+
+EXACT_OUTCOME = "exact"
+
+
+def survey(device: str = "") -> Iterator[tuple[str, str]]:
+    """(name, outcome) of every configuration, as it is built, loaded and checked here.
+
+    The check is the one at load: logits of two sequences packed into shared steps against those of the
+    model alone. "exact", with the fast paths that are off, or "refused" with the reason.
+    """
+    selected = devices.select(device)
+    config = EngineConfig(numerics="exact", block_size=8, max_model_len=128)
+    for name in sorted([*EXACT, *REFUSED], key=str.lower):
+        try:
+            model = build(name)
+            executor = MLXExecutor(model, info(name), config, host=selected.host, free_memory=2**28)
+            executor.prepare_startup()
+        except FerrumError as error:
+            yield name, f"refused: {error.what}"
+            continue
+        except Exception as error:  # mlx-lm's own, of a type that cannot be built here
+            yield name, f"refused: it cannot be built here: {one_line(error)}"
+            continue
+        off = [why for why in executor.capabilities().off if "at a time" in why or "many sequences" in why]
+        yield name, "; ".join([EXACT_OUTCOME, *off])
+        executor.shutdown()

@@ -1,0 +1,100 @@
+"""Where torch runs, what is free there, and in which dtype a model's weights go there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from ferrum_mlx.errors import BackendUnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`dtype` is the one that weights are wanted in."""
+
+    name: str
+    place: torch.device
+    dtype: torch.dtype
+
+    @property
+    def host(self) -> bool:
+        return self.place.type == "cpu"
+
+    @property
+    def route(self) -> str:
+        """How matmuls are done, and why, in words."""
+        kind = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}[self.place.type]
+        if not self.host:
+            return f"{kind}: torch's own kernels"
+        blas = "MKL" if torch.backends.mkl.is_available() else "its own BLAS"
+        return f"{kind}: torch with {blas}, {torch.get_num_threads()} threads"
+
+
+# Prompt tokens of a step in which anything decodes: see the MLX backend's table, whose reasoning is the
+# same. "cpu" and "gpu" are not measured on torch yet.
+PREFILL_WHILE_DECODING = {"cpu": 32, "gpu": 64}
+
+
+def select(wanted: str) -> Device:
+    """The device wanted ("" takes a GPU where there is one)."""
+    if wanted != "cpu" and torch.cuda.is_available():
+        # float32 products would otherwise be TF32 where a library has switched it on.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return Device(torch.cuda.get_device_name(), torch.device("cuda"), torch.bfloat16)
+    if wanted != "cpu" and torch.backends.mps.is_available():
+        return Device("Apple GPU", torch.device("mps"), torch.bfloat16)
+    if wanted == "gpu":
+        raise BackendUnavailableError(
+            "--device gpu: torch finds neither CUDA nor MPS here",
+            "allowed: --device cpu",
+            "leave --device away, or install a build of torch for this GPU",
+        )
+    return Device("cpu", torch.device("cpu"), torch.float32)
+
+
+def free_memory(device: Device) -> int:
+    """Bytes that can be taken without swapping."""
+    available: int = psutil.virtual_memory().available
+    if device.place.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left
+        free, _ = torch.cuda.mem_get_info(device.place)
+        return free
+    if device.place.type == "mps":
+        torch.mps.empty_cache()
+        return min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return available
+
+
+def weights_dtype(device: Device, stored: torch.dtype, parameters: int) -> tuple[torch.dtype, str | None]:
+    """What to load `parameters` weights as, and a note where that is not what the device wants.
+
+    A CPU without bf16 units prefills three to five times faster in float32.
+    """
+    available = psutil.virtual_memory().available
+    if device.host and stored != torch.float32 and 4 * parameters > available * 0.8:
+        return stored, (
+            f"the weights stay {dtype_name(stored)}: in float32 they need {4 * parameters / 1e9:.1f} GB of "
+            f"{available / 1e9:.1f} GB free; expect a slow model on this CPU"
+        )
+    return device.dtype, None
+
+
+def in_use(device: torch.device, held: int) -> tuple[int, int]:
+    """Bytes held now and at the peak; on a CPU, where torch does not count, `held` stands for both."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+    return held, held
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count the peak from now on, where it is counted."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,164 @@
+"""The torch executor: one packed forward over a transformers model and paged pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ferrum_mlx.backends import selfcheck
+from ferrum_mlx.backends.base import PagedExecutor
+from ferrum_mlx.backends.step import Step
+from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch.exact import ExactStorage
+from ferrum_mlx.backends.torch.layers import group_layers, inspect_layers, rope_ceiling
+from ferrum_mlx.backends.torch.packed import PackedModel
+from ferrum_mlx.backends.torch.pending import choose
+from ferrum_mlx.backends.torch.pools import PoolStorage
+from ferrum_mlx.batch import UnifiedBatch
+from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
+from ferrum_mlx.errors import UsageError
+from ferrum_mlx.executor import Pending
+from ferrum_mlx.kv.manager import KVManager
+from ferrum_mlx.kv.sizing import plan_pools
+from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
+
+
+class TorchExecutor(PagedExecutor):
+    """`free_memory` is in bytes, measured after the weights were loaded."""
+
+    def __init__(
+        self, model: PreTrainedModel, info: ModelInfo, config: EngineConfig, *, free_memory: int
+    ) -> None:
+        model.requires_grad_(False)
+        max_len, self.notes = _context(model, info, config)
+        inspection = inspect_layers(model, info.model_type, max_len)
+        kv_heads, head_dim = inspection.layers[0].key_shape
+        self.info = replace(info, vocab_size=inspection.vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
+        self._device = model.device
+        self._exact = config.numerics == "exact" and model.device.type == "cpu"
+        groups = group_layers(inspection.layers)
+        plan = plan_pools(groups, config, max_len, free_memory)
+        kv = KVManager(
+            groups,
+            plan.num_blocks,
+            config.block_size,
+            config.max_num_batched_tokens,
+            prefix_cache=config.prefix_cache,
+            salt=(info.model_id, info.dtype, config.numerics),
+        )
+        super().__init__(
+            kv,
+            max_model_len=max_len,
+            max_seqs=max(2, config.max_num_seqs),  # the load-time check runs two
+            max_tokens=config.max_num_batched_tokens,
+        )
+        self.notes += plan.notes
+        self._parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        kind = ExactStorage if self._exact else PoolStorage
+        storages = [
+            kind(group_of[i], self._num_slots(group_of[i]), layer, model.device)
+            for i, layer in enumerate(inspection.layers)
+        ]
+        self._packed = PackedModel(model, storages, exact=self._exact)
+
+    def _num_slots(self, group: int) -> int:
+        return (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
+
+    def prepare_startup(self) -> None:
+        """See that the paged forward computes what the model computes alone.
+
+        Raises:
+            UnsupportedModelError: it does not.
+        """
+        selfcheck.check(self)
+        if self._exact and not selfcheck.is_bitwise(self):
+            self.notes.append(
+                f"--numerics exact does not hold to the bit for {self.info.model_type}: its own layers "
+                "round a token by the length of the chunk it is in"
+            )
+        self.kv.forget_prefixes()  # the checks' own prompts
+        self._state = ExecutorState.READY
+
+    def shutdown(self) -> None:
+        self.kv.capacity.close()
+        self._packed.release()
+        self._state = ExecutorState.SHUTDOWN
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            max_batch_size=self._max_seqs,
+            max_sequence_length=self.max_model_len,
+            prefill_while_decoding=devices.PREFILL_WHILE_DECODING[
+                "cpu" if self._device.type == "cpu" else "gpu"
+            ],
+            prefix_cache=self.kv.prefix.enabled,
+            kv_capacity=min(self.max_model_len, self.kv.max_tokens),
+            attention_kinds=tuple(f"window {g.window}" if g.window else "full" for g in self.kv.groups),
+            speculative_decoding=True,
+            tensor_parallel=False,
+            dtypes=(self.info.dtype,),
+            devices=(self.info.device,),
+            off=tuple(self._packed.off),
+        )
+
+    def memory(self) -> MemoryRequirements:
+        return MemoryRequirements(
+            parameter_bytes=self._parameter_bytes,
+            kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
+            kv_pool_bytes=sum(storage.nbytes for storage in self._packed.storages),
+        )
+
+    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
+        logits: np.ndarray = self._packed.dense(token_ids).float().cpu().numpy()
+        return logits
+
+    def _memory_in_use(self) -> tuple[int, int]:
+        pools = sum(storage.nbytes for storage in self._packed.storages)
+        return devices.in_use(self._device, self._parameter_bytes + pools)
+
+    def reset_peak_memory(self) -> None:
+        devices.reset_peak(self._device)
+
+    @contextmanager
+    def library_model(self) -> Iterator[Any]:
+        """The model with transformers' own attention and caches, while the block lasts."""
+        with self._packed.own_attention() as model:
+            yield model
+
+    def _launch(self, batch: UnifiedBatch) -> Pending:
+        step = Step(batch, self.kv)
+        return choose(step, self._packed.logits(step))
+
+
+def _context(model: PreTrainedModel, info: ModelInfo, config: EngineConfig) -> tuple[int, list[str]]:
+    """The longest sequence in tokens, with notes; a model's own limit of 0 is unknown."""
+    limit = info.max_sequence_length
+    ceiling = rope_ceiling(model)
+    wanted = config.max_model_len
+    if wanted is not None and 0 < limit < wanted:
+        raise UsageError(f"--max-model-len is {wanted:,}", f"allowed: at most {limit:,}, the model's own")
+    if ceiling is not None and wanted is not None and wanted > ceiling:
+        raise UsageError(
+            f"--max-model-len is {wanted:,}, and {info.model_type} turns positions by the longest sequence "
+            f"of a batch once one is past {ceiling:,}",
+            f"allowed on torch: at most {ceiling:,}",
+            "or --backend mlx",
+        )
+    if wanted is not None:
+        return wanted, []
+    context = min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if ceiling is None or ceiling >= context:
+        return context, []
+    return ceiling, [
+        f"the context is {ceiling:,} tokens: past them {info.model_type} turns positions by the longest "
+        "sequence of a batch"
+    ]

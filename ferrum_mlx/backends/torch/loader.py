@@ -1,0 +1,154 @@
+"""Models into transformers' own classes: safetensors folders, and Llama-family GGUFs from their tensors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch.device import Device
+from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
+from ferrum_mlx.gguf import GGUFFile
+from ferrum_mlx.gguf_llama import hf_config, row_order, tensors_by_weight
+
+logging.disable_progress_bar()  # ours narrates, and stdout is data
+logging.set_verbosity_error()  # what matters of it is checked here
+
+
+def load_model(resolved: ResolvedModel, device: Device) -> tuple[PreTrainedModel, list[str]]:
+    """The model on its device, and notes for the user.
+
+    Raises:
+        ModelFileError: files missing, truncated or not fitting the config.
+        UnsupportedModelError: a model that transformers, or our GGUF reader, has no class for.
+    """
+    model: Any
+    notes: list[str] = []
+    if resolved.format == "gguf":
+        model = _load_gguf(resolved.path, device)
+    else:
+        model, notes = _load_folder(resolved.path, device)
+    return model.to(device.place).eval(), notes
+
+
+def _load_folder(folder: Path, device: Device) -> tuple[PreTrainedModel, list[str]]:
+    parameters = _count_parameters(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        _check_not_packed(folder, config)
+        stored = getattr(config.get_text_config(), "dtype", None) or torch.float32
+        dtype, note = devices.weights_dtype(device, stored, parameters)
+        model, found = _with_report(
+            AutoModelForCausalLM,
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except FerrumError:
+        raise
+    except Exception as error:  # the model classes raise what they like over a bad config
+        raise _as_ours(folder, error) from error
+    _check_complete(folder, found)
+    return model, [note] if note else []
+
+
+def _with_report(cls: Any, folder: Path | None, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model, and which weights transformers missed or could not use."""
+    model, found = cls.from_pretrained(
+        folder, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+    )
+    return model, found
+
+
+def _check_not_packed(folder: Path, config: PreTrainedConfig) -> None:
+    if getattr(config, "quantization", None):
+        raise UnsupportedModelError(
+            f"{folder} is packed for MLX, which torch cannot read",
+            "allowed on torch: float32, float16 or bfloat16 weights, and Llama-family GGUFs",
+            "take the model it was made of, or --backend mlx",
+        )
+
+
+def _as_ours(folder: Path, error: Exception) -> ModelFileError | UnsupportedModelError:
+    reason = one_line(error)
+    if "trust_remote_code" in reason or "custom code" in reason:
+        return UnsupportedModelError(
+            f"{folder} brings its own model code, which is never run", next_step="choose another model"
+        )
+    unknown = ("does not recognize this architecture", "Unrecognized", "quantiz")
+    if isinstance(error, ImportError) or any(words in reason for words in unknown):
+        return UnsupportedModelError(f"{folder}: {reason}", "see transformers' list of causal models")
+    return ModelFileError(f"{folder} cannot be loaded: {reason}", next_step="get the model again")
+
+
+def _check_complete(where: Path, found: dict[str, Any]) -> None:
+    """transformers fills in random numbers for what is missing."""
+    for kind, words in (("missing_keys", "Missing"), ("mismatched_keys", "Other shapes in")):
+        if keys := sorted(map(str, found[kind])):
+            raise ModelFileError(
+                f"{where} does not fit its config: {words} {len(keys)} weights, such as {keys[0]}",
+                next_step="get the model again",
+            )
+
+
+def _count_parameters(folder: Path) -> int:
+    """From the files' headers, which also shows that they are whole."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise ModelFileError(f"{folder} has no model*.safetensors", next_step="get the model again")
+    count = 0
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                count += sum(
+                    math.prod(opened.get_slice(name).get_shape())
+                    for name in opened.keys()  # noqa: SIM118
+                )
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(
+                f"{file} is no sound safetensors file: {error}", next_step="get the model again"
+            ) from error
+    return count
+
+
+def _load_gguf(path: Path, device: Device) -> PreTrainedModel:
+    """Unpacked exactly; a GPU then rounds to its dtype."""
+    gguf = GGUFFile(path)
+    config = hf_config(gguf)
+    weights = {
+        weight: torch.from_numpy(_reordered(gguf.read(tensor), row_order(tensor, config), tensor))
+        for weight, tensor in tensors_by_weight(gguf, config).items()
+    }
+    model, found = _with_report(
+        LlamaForCausalLM, None, config=LlamaConfig(**config), state_dict=weights, dtype=device.dtype
+    )
+    _check_complete(path, found)
+    return model
+
+
+def _reordered(values: NDArray[Any], rows: NDArray[np.intp] | None, tensor: str) -> NDArray[Any]:
+    if rows is None:
+        return values
+    if len(rows) != len(values):
+        raise ModelFileError(f"tensor {tensor!r} has {len(values)} rows, the metadata asks for {len(rows)}")
+    return values[rows]

@@ -1,0 +1,201 @@
+"""Flat pools of K and V on torch's device, and attention over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ferrum_mlx.backends.step import Segment, Step, visible
+from ferrum_mlx.backends.torch.layers import LayerKV
+
+Place = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
+
+
+class PagedStorage(Protocol):
+    """K and V of one layer."""
+
+    def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put a step's K and V, [T, kv_heads, head_dim], into their slots, in place."""
+        ...
+
+    def attend(
+        self,
+        step: Step,
+        queries: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """queries [T, heads, head_dim] → [T, heads, value_dim]."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Rows start … end - 1 of a step and what they attend to.
+
+    Attributes:
+        rows: queries a sequence; end - start is a multiple of it.
+        where: key slots; [sequences · length] if there are several sequences.
+        mask: added to the scores, [sequences or 1, 1, rows, length]; None sees all.
+        causal: the mask is the plain triangle of a prompt from its first token on.
+    """
+
+    start: int
+    end: int
+    rows: int
+    where: Place
+    mask: torch.Tensor | None = None
+    causal: bool = False
+
+
+class PoolStorage:
+    """Flat pools `[slots, kv_heads, head_dim]`, K and V apart; consecutive slots are read as a view."""
+
+    def __init__(self, group: int, num_slots: int, layer: LayerKV, device: torch.device) -> None:
+        self._group, self._window = group, layer.window
+        self.keys, self.values = (
+            torch.zeros(num_slots, *shape, dtype=layer.dtype, device=device)
+            for shape in (layer.key_shape, layer.value_shape)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
+        where = step.once(("device slots", self._group), lambda: self._to_device(step.slots(self._group)))
+        for pool, new in ((self.keys, keys), (self.values, values)):
+            if isinstance(where, slice):
+                pool[where] = new
+            else:
+                pool.index_copy_(0, where, new)
+
+    def attend(
+        self,
+        step: Step,
+        queries: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        reads: list[Read] = step.once(("reads", self._group, self._window), lambda: self._reads(step))
+        out = []
+        for read in reads:
+            many = (read.end - read.start) // read.rows
+            keys, values = (
+                taken(pool, read.where).unflatten(0, (many, -1)).transpose(1, 2)
+                for pool in (self.keys, self.values)
+            )
+            rows = queries[read.start : read.end].unflatten(0, (many, read.rows)).transpose(1, 2)
+            result = attention(rows, keys, values, read, scale, softcap, sinks)
+            out.append(result.transpose(1, 2).flatten(0, 1))
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def _reads(self, step: Step) -> list[Read]:
+        """Decode rows in buckets, all else by segment."""
+        reads: list[Read] = []
+        alone = step.segments[step.num_decodes :]
+        for bucket in step.decode_buckets():
+            if len(bucket) == 1:  # reads a view where its blocks are consecutive
+                alone = [*bucket, *alone]
+                continue
+            slots, lengths = step.padded_slots(bucket, self._group, self._window)
+            seen = np.arange(slots.shape[1])[None] < lengths[:, None]
+            mask = None if seen.all() else self._mask(seen[:, None])
+            where = self._to_device(slots.reshape(-1))
+            reads.append(Read(bucket[0].start, bucket[-1].end, 1, where, mask))
+        for segment in alone:
+            first = segment.first_key(self._window)
+            where = self._to_device(step.key_slots(segment, self._group, first))
+            reads.append(self._read_of(segment, first, where))
+        return sorted(reads, key=lambda read: read.start)
+
+    def _read_of(self, segment: Segment, first: int, where: Place) -> Read:
+        rows, length = segment.num_rows, segment.context_len - first
+        cut = self._window is not None and length > self._window
+        causal = rows > 1 and rows == length and not cut
+        mask = None
+        if rows > 1 and not causal:
+            mask = self._mask(visible(segment, first, self._window)[None])
+        return Read(segment.start, segment.end, rows, where, mask, causal)
+
+    def _to_device(self, slots: slice | np.ndarray) -> Place:
+        if isinstance(slots, slice):
+            return slots
+        return torch.from_numpy(slots.astype(np.int64)).to(self.keys.device, non_blocking=True)
+
+    def _mask(self, seen: np.ndarray) -> torch.Tensor:
+        """[sequences, rows, length] bool → what is added to scores."""
+        added = torch.zeros(seen.shape, dtype=self.keys.dtype)
+        added.masked_fill_(torch.from_numpy(~seen), -torch.inf)
+        return added[:, None].to(self.keys.device, non_blocking=True)
+
+
+def taken(pool: torch.Tensor, where: Place) -> torch.Tensor:
+    return pool[where] if isinstance(where, slice) else pool.index_select(0, where)
+
+
+def attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    read: Read,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """softmax(q · k) · v; queries [n, heads, rows, head_dim], keys and values [n, kv_heads, length, …]."""
+    if softcap is not None or sinks is not None:
+        return explicit_attention(queries, keys, values, _mask_of(read, queries), scale, softcap, sinks)
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=read.mask, is_causal=read.causal, scale=scale, enable_gqa=True
+    )
+
+
+def _mask_of(read: Read, queries: torch.Tensor) -> torch.Tensor | None:
+    if not read.causal:
+        return read.mask
+    rows = read.rows
+    return queries.new_full((rows, rows), -torch.inf).triu(1)[None, None]
+
+
+def explicit_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """As `attention`, step by step, with a cap on the scores and with sinks.
+
+    Args:
+        softcap: scores become softcap · tanh(score / softcap).
+        sinks: [heads], one logit a head that takes part in the softmax without a value.
+    """
+    n, heads, rows, _ = queries.shape
+    kv_heads = keys.shape[1]
+    # the queries of a kv head together
+    folded = (queries * scale).reshape(n, kv_heads, -1, queries.shape[-1])
+    scores = (folded @ keys.transpose(2, 3)).reshape(n, heads, rows, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    scores = scores.float()
+    if sinks is not None:
+        sink = sinks.float()[None, :, None, None].expand(n, -1, rows, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return (weights.reshape(n, kv_heads, heads // kv_heads * rows, -1) @ values).reshape(n, heads, rows, -1)

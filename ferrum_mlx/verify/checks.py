@@ -1,0 +1,245 @@
+"""The checks: each runs the same prompts another way, and compares with the plain run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ferrum_mlx import nearties
+from ferrum_mlx.errors import ContextLengthError, one_line
+from ferrum_mlx.messages import Submit
+from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.verify.compare import (
+    CONSISTENT,
+    FAULT,
+    NOT_APPLICABLE,
+    REFUSED,
+    Comparison,
+    Row,
+    Skipped,
+    log_softmax,
+)
+from ferrum_mlx.verify.memory import check_pools
+from ferrum_mlx.verify.runs import Output, Run, Subject, run
+
+NEW_TOKENS = 8
+TEXTS = (  # ten, because the rule allows one near-tie in ten; each longer than a default block of 16 tokens
+    "The lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote down in his book that",
+    "Water boils at one hundred degrees Celsius at sea level, but on the top of a high mountain it boils at",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) +",
+    "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, fifteen,",
+    "Dear Sir or Madam, thank you for your letter of the third of March, in which you ask whether we could",
+    "The capital of France is Paris, the capital of Italy is Rome, the capital of Spain is Madrid, and the",
+    "Once upon a time there was a small dog who lived in a big house near the forest, and every morning he",
+    "To bake bread you need flour, water, salt and yeast. First mix the flour with the salt, then add the",
+    "The train left the station at 9:15 and arrived at 11:45, so the journey took two hours and a half; the",
+    "In mathematics, a prime number is a whole number greater than one that has no positive divisors except",
+)
+CHUNK = 7  # no divisor of a block
+SEEDED = 3  # prompts whose samples are looked at; the others are their batchmates
+
+
+@dataclass(slots=True)
+class Baseline:
+    """The plain run: every prompt alone, whole, cold, greedy."""
+
+    subject: Subject
+    prompts: list[list[int]]
+    outputs: list[Output] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> str:
+        return self.subject.executor.info.dtype
+
+    def row(self, comparison: Comparison, detail: str = "") -> Row:
+        return comparison.row(exact=self.subject.config.numerics == "exact", detail=detail)
+
+    def compare(self, outputs: Sequence[Output], detail: str = "") -> Row:
+        """Against the plain run."""
+        comparison = Comparison(self.dtype)
+        for prompt, ours, theirs in zip(self.prompts, outputs, self.outputs, strict=True):
+            comparison.add(prompt, ours, theirs)
+        return self.row(comparison, detail)
+
+    def requests(self, **fields: object) -> list[Submit]:
+        return [greedy(str(i), prompt, **fields) for i, prompt in enumerate(self.prompts)]  # type: ignore[arg-type]
+
+    def of(self, result: Run) -> list[Output]:
+        return [result.outputs[str(i)] for i in range(len(self.prompts))]
+
+
+def greedy(name: str, prompt: list[int], count: int = NEW_TOKENS, priority: int = 0) -> Submit:
+    return Submit(name, prompt, SamplingParams(max_tokens=count, ignore_eos=True), priority=priority)
+
+
+def baseline(subject: Subject) -> Baseline:
+    """Make the plain run.
+
+    Raises:
+        ContextLengthError: the context has no room for it.
+        FerrumError: a request failed.
+    """
+    room = subject.executor.capabilities().kv_capacity - NEW_TOKENS
+    if room < 2:
+        raise ContextLengthError(
+            f"a request may hold {room + NEW_TOKENS} tokens", f"allowed for verify: {NEW_TOKENS + 2} or more"
+        )
+    base = Baseline(subject, [subject.codec.encode(text)[:room] for text in TEXTS])
+    for i, request in enumerate(base.requests()):
+        base.outputs.append(run(subject, {0: [request]}).outputs[str(i)])
+    return base
+
+
+def dense(base: Baseline) -> Row:
+    """The model's own forward over prompt and output, without a cache."""
+    executor, comparison = base.subject.executor, Comparison(base.dtype)
+    for prompt, ours in zip(base.prompts, base.outputs, strict=True):
+        logits = executor.forward([*prompt, *ours.ids[:-1]])[len(prompt) - 1 :]
+        comparison.add(prompt, ours, Output([int(row.argmax()) for row in logits], list(logits)))
+    return base.row(comparison)
+
+
+def library(base: Baseline) -> Row:
+    """The library's own generate, on its own caches."""
+    theirs = base.subject.library
+    if theirs is None:
+        backend = base.subject.engine.ready().backend
+        if backend == "fake":
+            raise Skipped(NOT_APPLICABLE, "the fake backend has no library")
+        raise Skipped(REFUSED, f"the {backend} backend gives no access to its library's generate yet")
+    comparison = Comparison(base.dtype)
+    for prompt, ours in zip(base.prompts, base.outputs, strict=True):
+        try:
+            ids, rows = theirs.generate(base.subject.executor, prompt, NEW_TOKENS)
+        except Exception as error:  # a library raises what it likes
+            raise Skipped(
+                REFUSED, f"{theirs.name}'s generate does not run here: {one_line(error)}"
+            ) from error
+        comparison.add(prompt, ours, Output(ids, list(rows)))
+    return base.row(comparison, theirs.name)
+
+
+def batched(base: Baseline) -> Row:
+    """All prompts together, one more entering at each step."""
+    result = run(base.subject, {i: [request] for i, request in enumerate(base.requests())})
+    if result.seen.together < 2:
+        raise Skipped(REFUSED, "the KV pool holds one request at a time; raise --kv-memory")
+    seen = f"up to {result.seen.together} together, {result.seen.mixed} steps with prefill and decode"
+    return base.compare(base.of(result), seen)
+
+
+def chunked(base: Baseline) -> Row:
+    """Prompts in chunks."""
+    result = run(base.subject, {0: base.requests()}, max_chunk=CHUNK)
+    if not any(result.seen.chunks.values()):
+        raise Skipped(REFUSED, f"the context leaves no room for prompts above {CHUNK} tokens")
+    return base.compare(base.of(result), f"chunks of {CHUNK} tokens")
+
+
+def prefix_hit(base: Baseline) -> Row:
+    if base.subject.executor.recurrent_state_spec():
+        raise Skipped(NOT_APPLICABLE, "its layers keep a state; see snapshot hit = miss")
+    return _hit(base)
+
+
+def snapshot_hit(base: Baseline) -> Row:
+    if not base.subject.executor.recurrent_state_spec():
+        raise Skipped(NOT_APPLICABLE, "no layer of it keeps a state")
+    return _hit(base)
+
+
+def _hit(base: Baseline) -> Row:
+    """The prompts again, now behind what is left of the runs before."""
+    if not base.subject.executor.capabilities().prefix_cache:
+        raise Skipped(REFUSED, "--no-prefix-cache")
+    result = run(base.subject, {0: base.requests()}, use_prefix=True)
+    hits = [count for count in result.seen.cached.values() if count]
+    if not hits:
+        longest = max(map(len, base.prompts))
+        block = base.subject.config.block_size
+        raise Skipped(REFUSED, f"no hit: the longest prompt has {longest} tokens, a block {block}")
+    return base.compare(base.of(result), f"{len(hits)} prompts found {sum(hits)} tokens")
+
+
+def preempted(base: Baseline) -> Row:
+    """Every request makes way for an urgent one, and is computed again from its first token on."""
+    urgent = [greedy(f"urgent {i}", prompt[:3], count=1) for i, prompt in enumerate(base.prompts)]
+    arrivals = {0: base.requests(priority=1), 3: urgent}
+    result = run(base.subject, arrivals, max_seqs=len(base.prompts))
+    count = len(+result.seen.preemptions)
+    if not count:
+        raise Skipped(REFUSED, "nobody was preempted")
+    return base.compare(base.of(result), f"{count} of {len(base.prompts)} preempted")
+
+
+def seeded(base: Baseline) -> Row:
+    """Samples beside batchmates and without.
+
+    Sixteen bits round a row by the shape of its batch, which may turn a sample over: there the
+    batchmates change, and the shape does not.
+    """
+    chosen, others = base.prompts[:SEEDED], base.prompts[SEEDED:]
+    ours = [_sampled(str(i), prompt, i) for i, prompt in enumerate(chosen)]
+    mates = [_sampled(f"mate {i}", prompt, 50 + i) for i, prompt in enumerate(others)]
+    beside = run(base.subject, {0: [*ours, *mates]})
+    if beside.seen.together < 2:
+        raise Skipped(REFUSED, "the KV pool holds one request at a time; raise --kv-memory")
+    if base.dtype in nearties.ROUNDING:
+        changed = [_sampled(f"mate {i}", prompt[::-1], 90 + i) for i, prompt in enumerate(others)]
+        reference, against = run(base.subject, {0: [*ours, *changed]}).outputs, "other batchmates"
+    else:
+        alone = [run(base.subject, {0: [request]}).outputs for request in ours]
+        reference, against = {name: out for outputs in alone for name, out in outputs.items()}, "alone"
+    comparison = Comparison(base.dtype, sampled=True)
+    for i, prompt in enumerate(chosen):
+        comparison.add(prompt, beside.outputs[str(i)], reference[str(i)])
+    return base.row(comparison, f"{SEEDED} seeds beside {len(mates)} batchmates, against {against}")
+
+
+def _sampled(name: str, prompt: list[int], seed: int) -> Submit:
+    params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=1.0, top_p=0.95, seed=seed)
+    return Submit(name, prompt, params)
+
+
+def logprobs(base: Baseline) -> Row:
+    """Logprobs and ranks of prompt and output, against those of the model's own forward."""
+    params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=5, prompt_logprobs=5)
+    chosen = base.prompts[:SEEDED]
+    result = run(base.subject, {0: [Submit(str(i), prompt, params) for i, prompt in enumerate(chosen)]})
+    largest, wrong = 0.0, ""
+    for i, prompt in enumerate(chosen):
+        output = result.outputs[str(i)]
+        logits = base.subject.executor.forward([*prompt, *output.ids[:-1]])
+        said = [*output.prompt_logprobs, *output.logprobs]
+        if [token.token_id for token in said] != [*prompt[1:], *output.ids]:
+            return Row(outcome=FAULT, detail=f"prompt {i}: logprobs are not those of its tokens, in order")
+        for row, token in zip(logits, said, strict=True):
+            scores = log_softmax(row)
+            ranked = np.sort(scores)[::-1]
+            pairs = [(token.token_id, token.rank, token.logprob)]
+            pairs += [(top, rank, logprob) for rank, (top, logprob) in enumerate(token.top, 1)]
+            apart = max(
+                max(abs(scores[token_id] - logprob), abs(ranked[rank - 1] - logprob))
+                for token_id, rank, logprob in pairs
+            )
+            largest = max(largest, float(apart)) if apart == apart else float(apart)
+            if not apart <= 2 * nearties.limit(base.dtype, row):  # a logit's error, and the sum's
+                wrong = wrong or f"prompt {i}: off by {apart:.3g}"
+    detail = f"{wrong}; largest difference of logprobs" if wrong else "largest difference of logprobs"
+    return Row(outcome=FAULT if wrong else CONSISTENT, detail=detail, largest_difference=largest)
+
+
+CHECKS: dict[str, Callable[[Baseline], Row]] = {
+    "paged = dense": dense,
+    "paged = library's generate": library,
+    "batched = alone": batched,
+    "chunked = whole": chunked,
+    "prefix hit = miss": prefix_hit,
+    "snapshot hit = miss": snapshot_hit,
+    "preempted = not": preempted,
+    "seed alone = beside others": seeded,
+    "logprobs = the logits'": logprobs,
+    "no pool is copied": lambda base: check_pools(base.subject, greedy("memory", base.prompts[0])),
+}

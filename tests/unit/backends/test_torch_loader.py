@@ -1,0 +1,169 @@
+"""Loading into transformers' classes: the gguf package's values, a checkpoint's arithmetic, clear errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch.build import build_executor, facts
+from ferrum_mlx.backends.torch.loader import load_model
+from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import BackendUnavailableError, ModelFileError, UnsupportedModelError
+from ferrum_mlx.gguf import GGUFFile
+from ferrum_mlx.gguf_llama import hf_config
+
+from ..test_mlx_loader import checkpoint, save_folder
+
+Write = Callable[..., dict[str, np.ndarray]]
+CPU = devices.select("cpu")
+
+
+def load(path: Path, kind: str = "safetensors") -> Any:
+    return load_model(ResolvedModel(name="tiny", path=path, format=kind), CPU)[0]
+
+
+def weights(model: Any) -> dict[str, np.ndarray]:
+    return {name: value.detach().numpy() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied", "head_dim"), [("F32", False, 16), ("Q4_1", True, 32), ("Q8_0", True, 16)]
+)
+def test_every_weight_equals_the_gguf_packages(
+    kind: str, tied: bool, head_dim: int, tmp_path: Path, write_gguf: Write
+) -> None:
+    written = write_gguf(tmp_path / "m.gguf", kind, tied=tied, head_dim=head_dim)
+    expected = checkpoint(written, heads=4, kv_heads=2)
+    model = load(tmp_path / "m.gguf", "gguf")
+    loaded = weights(model)
+    assert set(loaded) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(loaded[name], value, strict=True)
+    shared = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert shared is tied
+    assert model.config.rope_parameters["rope_theta"] == 10000.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_gguf: Write) -> Path:
+    values = write_gguf(tmp_path / "m.gguf", "F32")
+    save_folder(tmp_path / "folder", checkpoint(values, 4, 2), hf_config(GGUFFile(tmp_path / "m.gguf")))
+    return tmp_path / "folder"
+
+
+def test_a_gguf_and_its_checkpoint_give_the_same_logits_as_mlx_lm(folder: Path) -> None:
+    import mlx.core as mx
+
+    from ferrum_mlx.backends.mlx.loader import load_model as load_mlx
+
+    mx.set_default_device(mx.cpu)
+    ids = [[3, 1, 4, 1, 5, 9, 2, 6]]
+    with torch.inference_mode():
+        ours = load(folder)(torch.tensor(ids)).logits.numpy()
+        packed = load(folder.parent / "m.gguf", "gguf")(torch.tensor(ids)).logits.numpy()
+    np.testing.assert_array_equal(ours, packed)
+    model, _ = load_mlx(ResolvedModel(name="f", path=folder, format="safetensors"))
+    theirs = np.array(model(mx.array(ids)))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
+
+
+def test_a_folder_is_built_and_told_what_it_is(folder: Path) -> None:
+    config = EngineConfig(device="cpu", max_model_len=64, kv_memory=1 << 20)
+    said: list[str] = []
+    resolved = ResolvedModel(name="tiny", path=folder, format="safetensors")
+    executor, route, notes = build_executor(resolved, config, said.append)
+    assert route.startswith("CPU: ")
+    assert len(said) == 2
+    info = executor.info
+    assert (info.model_type, info.dtype, info.device) == ("llama", "float32", "cpu")
+    assert (info.num_kv_heads, info.head_dim, info.vocab_size, info.max_sequence_length) == (2, 16, 96, 128)
+    assert executor.memory().parameter_bytes == 4 * info.num_parameters
+    assert notes == executor.notes == []
+    executor.shutdown()
+    executor.shutdown()
+    assert facts("cpu")["device"] == "cpu"
+
+
+def test_a_truncated_safetensors_file(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ModelFileError, match=r"model\.safetensors"):
+        load(folder)
+
+
+def test_a_folder_without_weights_or_config(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "other.json")
+    with pytest.raises((ModelFileError, UnsupportedModelError)):
+        load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match="no model"):
+        load(folder)
+
+
+@pytest.mark.parametrize("change", ["missing", "shape"])
+def test_a_weight_that_does_not_fit_is_not_filled_in_at_random(change: str, folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    norm = stored.pop("model.norm.weight")
+    if change == "shape":
+        stored["model.norm.weight"] = norm[:-1].copy()
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"norm"):
+        load(folder)
+
+
+def test_a_missing_tensor_of_a_gguf(tmp_path: Path, write_gguf: Write) -> None:
+    write_gguf(tmp_path / "m.gguf", without="blk.1.attn_norm.weight")
+    with pytest.raises(ModelFileError):
+        load(tmp_path / "m.gguf", "gguf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "no_such_model"},
+        {
+            "model_type": "no_such_model",
+            "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        },
+    ],
+)
+def test_unknown_models_and_their_code_are_refused(change: dict[str, Any], folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_packed_for_mlx_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    packed = {**config, "quantization": {"group_size": 64, "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(packed))
+    with pytest.raises(UnsupportedModelError, match="packed for MLX"):
+        load(folder)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(BackendUnavailableError, match="--device cpu"):
+        devices.select("gpu")
+    assert devices.select("").host
+
+
+def test_16_bit_weights_that_would_not_fit_in_float32_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.weights_dtype(CPU, torch.bfloat16, 1000) == (torch.float32, None)
+    dtype, note = devices.weights_dtype(CPU, torch.bfloat16, 10**15)
+    assert dtype == torch.bfloat16
+    assert note is not None
+    assert "slow" in note
