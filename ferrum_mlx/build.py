@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # cycles after a product by default, and starve a busy machine, this engine included; 2^20 cycles span
 # the gap to the next product of the same forward. bench/NOTES.md has the figures.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
+# The same of OpenMP's threads, which torch multiplies with, read when torch is loaded: waiting ones sleep.
+# Spinning ones make a step several times as long as soon as anything else wants a core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 INSTALL = {"mlx": "pip install 'ferrum-mlx'", "torch": "pip install 'ferrum-mlx[torch]'"}
 
@@ -82,9 +85,7 @@ def _build(config: EngineConfig, narrate: Callable[[str], None]) -> tuple[Engine
         raise
 
 
-def _load(
-    config: EngineConfig, narrate: Callable[[str], None], log: EventLog
-) -> tuple[Engine, TextCodec]:
+def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -> tuple[Engine, TextCodec]:
     codec: TextCodec
     backend, reason = choose_backend(config.backend)
     if backend == "fake":
@@ -114,6 +115,10 @@ def _library(backend: str) -> Library | None:
         from ferrum_mlx.backends.mlx.reference import generate
 
         return Library("mlx-lm", generate)
+    if backend == "torch":
+        from ferrum_mlx.backends.torch.reference import generate as by_transformers
+
+        return Library("transformers", by_transformers)
     return None
 
 

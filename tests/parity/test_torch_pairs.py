@@ -5,12 +5,15 @@ Cases, runs and comparisons are those of the matrix over MLX; recurrent layers a
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'ferrum-mlx[torch]'")
+
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from typing import Any
 
-import pytest
 import torch
 
 from ferrum_mlx.backends.fake import FakeCodec

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: pip install 'ferrum-mlx[torch]'")
+
+
 from ferrum_mlx.backends.torch.build import build_executor
 from ferrum_mlx.backends.torch.executor import TorchExecutor
 from ferrum_mlx.catalog import ResolvedModel

@@ -11,7 +11,6 @@ import pytest
 
 from ferrum_mlx.backends.mlx.pools import PoolStorage
 from ferrum_mlx.backends.step import Step
-from ferrum_mlx.errors import ContextLengthError
 from ferrum_mlx.nearties import NearTie
 from ferrum_mlx.verify.compare import Comparison, Row
 from ferrum_mlx.verify.report import Report, verify
@@ -214,9 +213,10 @@ def test_prompts_no_longer_than_a_block() -> None:
     assert "the longest prompt has 8 tokens, a block 16" in row(report, "prefix hit = miss").detail
 
 
-def test_a_pool_without_room_for_the_plain_run() -> None:
-    with pytest.raises(ContextLengthError, match="a request may hold 8 tokens; allowed for verify: 10"):
-        verify(subject("fake", blocks=2))
+def test_a_pool_that_keeps_no_prompt() -> None:
+    found = row(verify(subject("fake", blocks=30)), "prefix hit = miss")
+    assert found.outcome == "refused"
+    assert "the KV pool is too small to keep ten prompts; raise --kv-memory" in found.detail
 
 
 # Verdicts
@@ -241,6 +241,8 @@ def test_verdicts() -> None:
     assert tie.outcome == "near-tie"
     assert tie.first is not None
     assert isinstance(tie.first[1], NearTie)
+    assert "prompt 0: NearTie at output 1: ours 1, theirs 0, 0.0001 apart" in tie.detail
+    assert "at most 0.00015" in tie.detail
     assert tie.top1 == pytest.approx(0.95)
     assert tie.largest_difference == pytest.approx(1.5e-4, rel=1e-2)
     assert compared(1e-4, 1.5e-4, ties=2).outcome == "fault"  # more than one prompt in ten

@@ -93,7 +93,6 @@ class MLXExecutor(PagedExecutor):
                 "round a token by the length of the chunk it is in"
             )
         self.kv.forget_prefixes()  # of the check's own prompts
-        self.kv.forget_prefixes()  # the checks' own prompts
         self._state = ExecutorState.READY
 
     def _take_route(self) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ferrum_mlx.backends.step import Step
-from ferrum_mlx.backends.torch.pools import PoolStorage, explicit_attention, taken
+from ferrum_mlx.backends.torch.pools import PoolStorage, explicit_attention
 
 TILE = 16  # rows of a product; tiles of float32 rows then begin at the alignment that the BLAS looks at
 
@@ -80,7 +80,7 @@ class ExactStorage(PoolStorage):
         out = []
         for row, where in zip(queries, places, strict=True):
             keys, values = (
-                taken(pool, where).clone().transpose(0, 1)[None] for pool in (self.keys, self.values)
+                pool.index_select(0, where).transpose(0, 1)[None] for pool in (self.keys, self.values)
             )
             alone = row.clone()[None, :, None]
             out.append(explicit_attention(alone, keys, values, None, scale, softcap, sinks)[0, :, 0])

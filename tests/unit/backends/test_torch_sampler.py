@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'ferrum-mlx[torch]'")
+
 import itertools
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import pytest
 import torch
 
 from ferrum_mlx.backends.mlx import processors as mlx_processors
