@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ferrum_mlx.backends.step import Segment, Step, visible
 from ferrum_mlx.backends.torch.layers import LayerKV
 
-Place = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
+Place: TypeAlias = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
 
 
 class PagedStorage(Protocol):
