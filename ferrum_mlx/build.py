@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 # Spinning ones make a step several times as long as soon as anything else wants a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 INSTALL = {"mlx": "pip install 'ferrum-mlx'", "torch": "pip install 'ferrum-mlx[torch]'"}
 
 
@@ -47,10 +49,12 @@ def choose_backend(wanted: str) -> tuple[str, str]:
     installed = [name for name in INSTALL if find_spec(name) is not None]
     if platform.system() == "Darwin" and platform.machine() == "arm64" and "mlx" in installed:
         return "mlx", "auto: Apple silicon"
-    if "torch" in installed:
-        return "torch", "auto: torch is installed; MLX comes first on Apple silicon only"
+    if "torch" in installed and NVIDIA_DRIVER.exists():
+        return "torch", "auto: torch, for the NVIDIA GPU"
     if "mlx" in installed:
-        return "mlx", f"auto: torch is not installed ({INSTALL['torch']})"
+        return "mlx", "auto: no Apple or NVIDIA GPU; on CPUs MLX with numpy's BLAS is the faster one"
+    if "torch" in installed:
+        return "torch", "auto: mlx is not installed"
     raise BackendUnavailableError(
         "neither mlx nor torch is installed", next_step=f"{INSTALL['mlx']}, or {INSTALL['torch']}"
     )

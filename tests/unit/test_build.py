@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ferrum_mlx import build
@@ -12,20 +14,21 @@ BOTH = ("mlx", "torch")
 
 
 @pytest.mark.parametrize(
-    ("installed", "system", "machine", "chosen", "why"),
+    ("installed", "system", "machine", "nvidia", "chosen", "why"),
     [
-        (BOTH, "Darwin", "arm64", "mlx", "Apple silicon"),
-        (("torch",), "Darwin", "arm64", "torch", "torch is installed"),
-        (BOTH, "Linux", "x86_64", "torch", "torch is installed"),
-        (BOTH, "Linux", "aarch64", "torch", "torch is installed"),
-        (("mlx",), "Linux", "x86_64", "mlx", "torch is not installed"),
-        (BOTH, "Darwin", "x86_64", "torch", "torch is installed"),
+        (BOTH, "Darwin", "arm64", False, "mlx", "Apple silicon"),
+        (("torch",), "Darwin", "arm64", False, "torch", "mlx is not installed"),
+        (BOTH, "Linux", "x86_64", True, "torch", "NVIDIA GPU"),
+        (BOTH, "Linux", "x86_64", False, "mlx", "no Apple or NVIDIA GPU"),
+        (("mlx",), "Linux", "x86_64", True, "mlx", "on CPUs"),
+        (("torch",), "Linux", "aarch64", False, "torch", "mlx is not installed"),
     ],
 )
 def test_auto(
     installed: tuple[str, ...],
     system: str,
     machine: str,
+    nvidia: bool,
     chosen: str,
     why: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -33,6 +36,7 @@ def test_auto(
     monkeypatch.setattr(build, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.setattr(build.platform, "system", lambda: system)
     monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "NVIDIA_DRIVER", Path("/" if nvidia else "/no/such/file"))
     backend, reason = choose_backend("auto")
     assert backend == chosen
     assert why in reason
