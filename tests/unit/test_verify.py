@@ -16,6 +16,7 @@ from ferrum_mlx.verify.compare import Comparison, Row
 from ferrum_mlx.verify.report import Report, verify
 from ferrum_mlx.verify.runs import Library, Output, Subject
 
+from ..contract.conftest import BACKENDS
 from .verify_subjects import (
     BROKEN,
     corrupt_block_tables,
@@ -26,7 +27,6 @@ from .verify_subjects import (
     subject,
 )
 
-BACKENDS = ["fake", "mlx", "mlx-host", "torch"]
 EQUALITIES = [
     "paged = dense",
     "batched = alone",
