@@ -86,6 +86,7 @@ class ChatTemplate:
 
     def _variables(self, options: ChatOptions) -> dict[str, Any]:
         own = inspect.signature(self._hf.apply_chat_template).parameters.keys() - {"documents", "kwargs"}
+        own |= {"self", "messages"}
         if taken := sorted(own & options.template_args.keys()):
             raise UsageError(
                 f"template_args has {taken[0]!r}", "allowed: variables of the chat template", "leave it away"

@@ -343,13 +343,13 @@ def _sample_ids(request_id: str, samples: int) -> list[str]:
 def _samples(request_id: str, prompt: Prompt, params: SamplingParams, chat: ChatOptions) -> Iterator[Submit]:
     """An ordinary request a sample: they differ in their noise, and the first one alone scores the prompt."""
     if params.n == 1:
-        yield Submit(request_id, prompt, params, chat)
+        yield Submit(request_id, prompt, params, chat, params.priority)
         return
     seed = secrets.randbits(63) if params.seed is None else params.seed
     first = replace(params, n=1, seed=seed)
     rest = replace(first, prompt_logprobs=None)
     for i, name in enumerate(_sample_ids(request_id, params.n)):
-        yield Submit(name, prompt, rest if i else first, chat, sample_index=i)
+        yield Submit(name, prompt, rest if i else first, chat, params.priority, i)
 
 
 def _copy(prompt: Prompt) -> Prompt:

@@ -61,6 +61,11 @@ class EngineConfig:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("device", self.device, ("", "cpu", "gpu"))
+        for name in ("prefix_cache", "offline"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UsageError(f"{name} is {value!r}", "allowed: True or False")
+        if not isinstance(self.events, str):
+            raise UsageError(f"events is {self.events!r}", "allowed: the path of a file, as a text")
         for name in ("block_size", "max_prefill_chunk", "max_num_seqs"):
             _at_least(1, name, getattr(self, name))
         _at_least(8, "max_num_batched_tokens", self.max_num_batched_tokens)  # the load-time check's step

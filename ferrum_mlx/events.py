@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -148,7 +149,9 @@ class JsonlSink:
         self._path = path
         try:
             torn = _ends_inside_a_line(Path(path))
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 – it lives as long as the engine
+            # Never waits for who reads a pipe: nobody is an error, and a full pipe is like a full disk.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+            self._file = os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0)
         except OSError as error:
             raise FerrumError(
                 f"the events file {path!r} cannot be written: {error.strerror}",
@@ -173,7 +176,10 @@ class JsonlSink:
     def _flush(self) -> None:
         data, self._lines = memoryview(b"".join(self._lines)), []
         while data:  # a write to a full disk or a pipe may take a part
-            data = data[self._file.write(data) :]
+            written = self._file.write(data)
+            if written is None:
+                raise BlockingIOError("nobody reads the pipe fast enough")
+            data = data[written:]
 
 
 def _ends_inside_a_line(path: Path) -> bool:

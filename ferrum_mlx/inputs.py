@@ -65,6 +65,15 @@ def _messages(conversation: object) -> Prompt:
 
 def chat_options(settings: ChatSettings) -> ChatOptions:
     """How all conversations of a call are templated."""
+    known = ChatSettings.__annotations__
+    if unknown := sorted(settings.keys() - known.keys()):
+        raise UsageError(
+            f"chat got the setting {unknown[0]!r}",
+            f"allowed: {', '.join(sorted(known))}",
+            "a template's own variables go into template_args",
+        )
+    if settings.get("thinking") not in (None, True, False):
+        raise UsageError(f"thinking is {settings.get('thinking')!r}", "allowed: True, False or None")
     tools, template_args = settings.get("tools", ()), settings.get("template_args", {})
     if not isinstance(tools, Sequence) or not all(isinstance(tool, dict) for tool in tools):
         raise UsageError(f"tools is {tools!r}", "allowed: a list of JSON schemas, as dicts")

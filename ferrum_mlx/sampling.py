@@ -42,6 +42,7 @@ class SamplingParams:
         stop: texts at which the output ends; they are not part of it.
         stop_token_ids: ids at which the output ends, besides the model's own.
         ignore_eos: go on past the model's end-of-sequence tokens (benchmarks).
+        priority: requests with a lower number are admitted first, and preempted last.
         logprobs: None for none, else each output token's own and as many of the likeliest, at most 20.
         prompt_logprobs: the same of the prompt's tokens.
     """
@@ -65,6 +66,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -212,6 +214,8 @@ _RULES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("temperature", _between(0, 100), "0 (greedy) to 100"),
     ("top_p", lambda value: value != 0 and _between(0, 1)(value), "above 0, at most 1 (1 keeps every token)"),
     ("top_k", _whole(-1), "a whole number of at least 0 (0 keeps every token)"),
+    ("ignore_eos", lambda value: isinstance(value, bool), "True or False"),
+    ("priority", _whole(-(2**63), 2**63), "a whole number; a lower one goes first"),
     ("min_p", _between(0, 1), "0 (keeps every token) to 1"),
     ("xtc_probability", _between(0, 1), "0 (off) to 1"),
     ("xtc_threshold", _between(0, 0.5), "0 to 0.5"),

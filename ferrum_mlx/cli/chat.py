@@ -28,10 +28,12 @@ from ferrum_mlx.config import EngineConfig
 def chat(model_argument: str, thinking: bool | None, system: str, plain: bool, **options: Any) -> None:
     """Talk to MODEL, or to the default model.
 
-    Sampling is as the model's makers suggest unless options say otherwise.
+    Sampling is as the model's makers suggest unless options say otherwise; prompts out of a pipe get the
+    likeliest answer, the same one every time.
     """
     config = engine_config(options, model_argument)
-    params = sampling_params(options, _suggested(config))
+    piped = not sys.stdin.isatty()
+    params = sampling_params(options, None if piped else _suggested(config))
     _pull_if_missing(config)
     if plain or not _has_screen():
         from ferrum_mlx.cli.linear import talk

@@ -50,7 +50,12 @@ _ENGINE = (
         default=None,
         help="Memory for KV blocks, such as 512MB or 2GB.",
     ),
-    click.option("--max-model-len", type=int, default=None, help="Longest prompt + answer, in tokens."),
+    click.option(
+        "--max-model-len",
+        type=int,
+        default=None,
+        help="Longest prompt + answer, in tokens; default: the model's, at most 4096.",
+    ),
     click.option(
         "--events", metavar="FILE", default="", help="Append a JSON line a step and a request's transition."
     ),

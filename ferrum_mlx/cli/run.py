@@ -170,4 +170,5 @@ def _json_sample(output: RequestOutput) -> dict[str, Any]:
         "token_ids": list(output.token_ids),
         **({"logprobs": logprobs} if logprobs else {}),
         "finish_reason": output.finish_reason,
+        "error": None if output.error is None else str(output.error),
     }

@@ -17,7 +17,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
 FAKE = ("run", "--backend", "fake", "--max-tokens", "12")
 KEYS = [
-    *("text", "thinking", "token_ids", "finish_reason", "usage", "timings", "model"),
+    *("text", "thinking", "token_ids", "finish_reason", "error", "usage", "timings", "model"),
     *("backend", "backend_reason", "device"),
 ]
 
@@ -152,6 +152,7 @@ def test_bad_prompt_does_not_lose_its_neighbour(ferrum: Run) -> None:
     assert done.returncode == 2
     bad, good = json.loads(done.stdout)
     assert (bad["finish_reason"], bad["text"]) == ("error", "")
+    assert "tokens" in bad["error"]
     assert good["text"] == ask(ferrum, "fine")["text"]
     assert "5001 tokens" in done.stderr
 

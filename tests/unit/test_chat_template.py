@@ -180,7 +180,7 @@ def test_parts_that_are_no_text(content: list[Any], named: str) -> None:
         (CHATML, ChatOptions(tools=TOOLS), "takes no tools"),
         (CHATML, ChatOptions(template_args={"add_generation_prompt": False}), "add_generation_prompt"),
         (CHATML, ChatOptions(template_args={"tokenize": False}), "tokenize"),
-        (CHATML, ChatOptions(template_args={"messages": []}), "refuses"),
+        (CHATML, ChatOptions(template_args={"messages": []}), "template_args has .messages."),
     ],
 )
 def test_refusals_are_one_line(template: str, options: ChatOptions, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -337,3 +338,19 @@ def test_an_engine_without_listeners_says_nothing() -> None:
     while engine.has_work():
         events += engine.step()
     assert not [event for event in events if isinstance(event, Notice)]
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_a_full_one_is_off_and_said(tmp_path: Path) -> None:
+    """Neither may keep the engine waiting."""
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    with pytest.raises(FerrumError, match="cannot be written"):
+        JsonlSink(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log = EventLog(JsonlSink(pipe))
+    for _ in range(3000):
+        log.add(StepDone(StepStats(kv=KVUsage(16, 1, 0))))
+    assert len(notes := log.take_notes()) == 1
+    assert "nobody reads the pipe fast enough" in notes[0]
+    assert not log
+    os.close(reader)

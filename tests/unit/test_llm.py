@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,3 +262,22 @@ def test_repeats_with_the_same_chat_settings_hit_the_prefix_cache(llm: LLM) -> N
     again = llm.chat(ASK, SHORT, **settings)[0]
     assert (first.usage.cached_tokens, again.usage.cached_tokens > 32) == (0, True)
     assert again.token_ids == first.token_ids
+
+
+def test_what_chat_does_not_know_is_refused() -> None:
+    with LLM(backend="fake") as llm:
+        talk = [{"role": "user", "content": "hi"}]
+        with pytest.raises(UsageError, match="tool'; allowed: template_args, thinking, tools"):
+            llm.chat(talk, tool=[])  # type: ignore[call-overload]
+        with pytest.raises(UsageError, match="thinking is 'no'"):
+            llm.chat(talk, thinking="no")  # type: ignore[call-overload]
+
+
+def test_a_priority_reaches_the_engine(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    with LLM(backend="fake", events=str(events)) as llm:
+        llm.generate(["a", "b"], [SamplingParams(max_tokens=1, priority=p) for p in (3, -1)])
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [line["priority"] for line in lines if line["event"] == "queued"] == [3, -1]
+    with pytest.raises(UsageError, match="priority is True"):
+        SamplingParams(priority=True)
