@@ -98,9 +98,17 @@ def _run(args: list[str]) -> int:
         if debug:
             raise
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and error.filename is None:
+            _discard_output()
             return _fail(f"cannot write the output: {os.strerror(error.errno)}; write it elsewhere", 1)
         said = f"{type(error).__name__}: {error}"
         return _fail(f"an unexpected error, {said}; set FERRUM_DEBUG=1 for the traceback", 1)
+
+
+def _discard_output() -> None:
+    """What stdout still holds would fail again when the interpreter ends, with a code of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _fail(message: str, code: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -145,7 +146,8 @@ def test_closed_pipe_is_quiet() -> None:
 def test_closed_and_full_streams_are_no_unexpected_errors(redirect: str) -> None:
     prompt = "" if redirect == "<&-" else "hi"
     command = f"{sys.executable} -m ferrum_mlx run --backend fake --max-tokens 4 {prompt} {redirect}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=buffered)
     assert "unexpected" not in done.stderr
     assert "Traceback" not in done.stderr
     if "full" in redirect:
