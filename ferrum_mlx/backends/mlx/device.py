@@ -34,7 +34,7 @@ class Device:
 # Prompt tokens of a step in which anything decodes, such that the step takes at most some four times as
 # long as one that only decodes: arithmetic a token over bytes a step, whatever the size of the model.
 # "cpu" was measured with `python -m ferrum_mlx.bench.admission`; "gpu" is inferred from published figures.
-PREFILL_WHILE_DECODING = {"cpu": 48, "gpu": 64}
+PREFILL_WHILE_DECODING = {"cpu": 32, "gpu": 64}
 CACHE_LIMIT = 2 << 30  # bytes of freed buffers that MLX keeps; by default it may keep all
 
 

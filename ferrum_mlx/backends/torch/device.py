@@ -34,7 +34,7 @@ class Device:
 
 # Prompt tokens of a step in which anything decodes: see the MLX backend's table, whose reasoning is the
 # same. "cpu" and "gpu" are not measured on torch yet.
-PREFILL_WHILE_DECODING = {"cpu": 48, "gpu": 64}
+PREFILL_WHILE_DECODING = {"cpu": 32, "gpu": 64}
 
 
 def select(wanted: str) -> Device:
