@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+IN_FLIGHT = -1  # in q_tokens: the token that the pending step samples for this cache
+
+
 class LogitsPolicy(Enum):
     """What an item wants for each row that reaches the output head."""
 
@@ -67,7 +70,8 @@ class UnifiedItem:
     """One sequence's share of a step.
 
     Attributes:
-        q_tokens: the ids to compute, at least one.
+        q_tokens: the ids to compute, at least one. IN_FLIGHT alone stands for the id that the step in
+            flight samples last for this cache, so that a decode need not wait for it.
         pos_offset: absolute position of the first of them; equals the cache's computed length.
         is_final_chunk: the last row is sampled; False for a chunk inside the prompt.
         verify: every row is sampled (q_tokens = the last token, then the drafts).

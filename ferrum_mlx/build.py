@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ferrum_mlx import hub
-from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.build_speculation import Loaded, build_executors, check_same_vocabulary, pair_of_fakes
+from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
 from ferrum_mlx.events import EventLog, open_log
+from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.output import TextCodec
 
 if TYPE_CHECKING:
@@ -51,10 +55,12 @@ def choose_backend(wanted: str) -> tuple[str, str]:
         return "mlx", "auto: Apple silicon"
     if "torch" in installed and NVIDIA_DRIVER.exists():
         return "torch", "auto: torch, for the NVIDIA GPU"
-    if "mlx" in installed:
-        return "mlx", "auto: no Apple or NVIDIA GPU; on CPUs MLX with numpy's BLAS is the faster one"
-    if "torch" in installed:
+    if "torch" in installed and platform.system() == "Darwin":
         return "torch", "auto: mlx is not installed"
+    if "torch" in installed:
+        return "torch", "auto: no Apple or NVIDIA GPU; torch packs weights for CPUs"
+    if "mlx" in installed:
+        return "mlx", "auto: no NVIDIA GPU, and torch, which packs weights for CPUs, is not installed"
     raise BackendUnavailableError(
         "neither mlx nor torch is installed", next_step=f"{INSTALL['mlx']}, or {INSTALL['torch']}"
     )
@@ -97,18 +103,48 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
 
         fake, codec = FakeExecutor(config), FakeCodec()
         fake.prepare_startup()
-        return Engine(fake, codec, config, backend=backend, backend_reason=reason, log=log), codec
+        pair = pair_of_fakes(config, FakeExecutor)
+        engine = Engine(
+            fake, codec, config, backend=backend, backend_reason=reason, log=log, speculation=pair
+        )
+        return engine, codec
 
     narrate("finding the model")
     resolved = hub.resolve(config.model, offline=config.offline, progress=True)
     narrate(f"loading {resolved.name}")
     from ferrum_mlx.tokenizer import load_tokenizer
 
-    codec = load_tokenizer(resolved)
-    executor, route, notes = _backend(backend).build_executor(resolved, config, narrate)
-    reason = f"{reason}; {route}; numerics {config.numerics}"
-    engine = Engine(executor, codec, config, backend=backend, backend_reason=reason, notes=notes, log=log)
-    return engine, codec
+    tokenizer = load_tokenizer(resolved)
+    load: Callable[..., Loaded] = _backend(backend).load
+    loaded = load(resolved, config, narrate)
+
+    def load_draft(model: str) -> Loaded:
+        narrate("finding the draft model")
+        draft = hub.resolve(model, offline=config.offline, progress=True)
+        check_same_vocabulary(tokenizer, load_tokenizer(draft), resolved.name, draft.name)
+        narrate(f"loading {draft.name}")
+        return load(draft, replace(config, model=model), narrate)
+
+    executor, speculation, notes = build_executors(loaded, config, narrate, load_draft)
+    engine = Engine(
+        executor,
+        tokenizer,
+        config,
+        backend=backend,
+        backend_reason=f"{reason}; {loaded.route}; numerics {config.numerics}",
+        notes=[*notes, *_context_notes(config, executor)],
+        log=log,
+        speculation=speculation,
+    )
+    return engine, tokenizer
+
+
+def _context_notes(config: EngineConfig, executor: ModelExecutor) -> list[str]:
+    """Said where our default, not the model, ends the context."""
+    context, own = executor.capabilities().max_sequence_length, executor.info.max_sequence_length
+    if config.max_model_len is None and context == DEFAULT_CONTEXT < own:
+        return [f"the context is {context:,} tokens of the model's {own:,}; --max-model-len takes more"]
+    return []
 
 
 def _library(backend: str) -> Library | None:
@@ -126,27 +162,30 @@ def _library(backend: str) -> Library | None:
     return None
 
 
-def _backend(name: str) -> ModuleType:
-    """The backend's own build module."""
+def _backend(name: str, part: str = "build") -> ModuleType:
+    """A module of the backend's folder."""
     try:
-        if name == "torch":
-            from ferrum_mlx.backends.torch import build as torch_build
-
-            return torch_build
-        from ferrum_mlx.backends.mlx import build as mlx_build
+        return import_module(f"ferrum_mlx.backends.{name}.{part}")
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BackendUnavailableError(
             f"{name} cannot be loaded: {reason}", next_step=f"install it again: {INSTALL[name]}"
         ) from error
-    return mlx_build
 
 
-def zoo_survey(device: str = "") -> Iterator[tuple[str, str]]:
-    """(model type, outcome): mlx-lm's model types, built tiny and checked on this machine, for `doctor`."""
-    from ferrum_mlx.backends.mlx.zoo import survey
+def zoo_survey(backend: str) -> Iterator[tuple[str, bool, str]]:
+    """The library's model types, built tiny and checked on this machine as it comes to them, for `doctor`.
 
-    return survey(device)
+    Returns:
+        A model type or `type/variant`; whether it is exact here; why not, or which fast paths are off.
+
+    Raises:
+        BackendUnavailableError: the library is not installed, or broken.
+    """
+    if find_spec(backend) is None:
+        raise BackendUnavailableError(f"the package {backend} is not installed", next_step=INSTALL[backend])
+    outcomes: Iterator[tuple[str, bool, str]] = _backend(backend, "zoo").survey()
+    return outcomes
 
 
 def doctor_facts(device: str = "") -> dict[str, str]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from os import PathLike, fspath
 
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import UsageError, shown
+from ferrum_mlx.plain import whole
 
 BACKENDS = ("auto", "mlx", "torch", "fake")
 NUMERICS = ("exact", "fast")
+SPECULATIVE = ("off", "ngram", "self")  # or DRAFT and a model
+DRAFT = "draft:"
+DRAFT_TOKENS = 16  # guesses of a request in a step, unless --draft-tokens says otherwise
 DEFAULT_CONTEXT = 4096  # tokens a request may hold unless --max-model-len says otherwise
 
 
@@ -32,6 +36,11 @@ class EngineConfig:
         prefix_cache: keep the KV of past tokens for prompts that begin with the same ones.
         prefill_while_decoding: most prompt tokens of a step in which anything decodes; None is the
             device's own figure. More admits long prompts sooner, and makes running streams wait longer.
+        speculative: who guesses tokens ahead for the model to verify, several a step: "ngram" looks them up
+            in the request's own tokens, "draft:MODEL" asks a smaller model of the same vocabulary, "self"
+            the model's own first layers. The output is that of "off".
+        draft_tokens: most guesses of a request in a step, fewer where they do not pay; None is
+            DRAFT_TOKENS.
         events: a file to append one JSON line a step and a request's transition to; "" is none.
         offline: never touch the network.
     """
@@ -48,6 +57,8 @@ class EngineConfig:
     max_num_seqs: int = 64
     prefix_cache: bool = True
     prefill_while_decoding: int | None = None
+    speculative: str = "off"
+    draft_tokens: int | None = None
     events: str = ""
     offline: bool = False
 
@@ -56,33 +67,67 @@ class EngineConfig:
             object.__setattr__(self, "model", fspath(self.model))
         if not isinstance(self.model, str):
             raise UsageError(
-                f"model is {self.model!r}", "allowed: a text or a path", "see ferrum-mlx models list"
+                f"model is {shown(self.model)}", "allowed: a text or a path", "see ferrum-mlx models list"
             )
         _one_of("backend", self.backend, BACKENDS)
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("device", self.device, ("", "cpu", "gpu"))
         for name in ("prefix_cache", "offline"):
             if not isinstance(value := getattr(self, name), bool):
-                raise UsageError(f"{name} is {value!r}", "allowed: True or False")
+                raise UsageError(f"{name} is {shown(value)}", "allowed: True or False")
         if not isinstance(self.events, str):
-            raise UsageError(f"events is {self.events!r}", "allowed: the path of a file, as a text")
-        for name in ("block_size", "max_prefill_chunk", "max_num_seqs"):
-            _at_least(1, name, getattr(self, name))
-        _at_least(8, "max_num_batched_tokens", self.max_num_batched_tokens)  # the load-time check's step
-        if self.kv_memory is not None:
-            _at_least(1, "kv_memory", self.kv_memory, "bytes, ")
-        if self.prefill_while_decoding is not None:
-            _at_least(1, "prefill_while_decoding", self.prefill_while_decoding, "tokens, ")
-        if self.max_model_len is not None:
-            _at_least(16, "max_model_len", self.max_model_len)
+            raise UsageError(f"events is {shown(self.events)}", "allowed: the path of a file, as a text")
+        for name, least, unit in _COUNTS:
+            object.__setattr__(self, name, _at_least(least, name, getattr(self, name), unit))
+        for name, least, unit in _COUNTS_OR_NONE:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _at_least(least, name, value, unit))
+        _check_speculative(self.speculative)
+        if self.draft_tokens is not None and self.speculative == "off":
+            raise UsageError(
+                f"draft_tokens is {self.draft_tokens}, and nothing drafts",
+                next_step="add --speculative ngram, or leave --draft-tokens away",
+            )
+
+
+# (field, least, unit)
+_COUNTS = (
+    ("block_size", 1, ""),
+    ("max_prefill_chunk", 1, ""),
+    ("max_num_seqs", 1, ""),
+    ("max_num_batched_tokens", 8, ""),  # the load-time check's step
+)
+_COUNTS_OR_NONE = (
+    ("kv_memory", 1, "bytes, "),
+    ("prefill_while_decoding", 1, "tokens, "),
+    ("draft_tokens", 1, ""),
+    ("max_model_len", 16, ""),
+)
+_MOST = 2**63 - 1  # more than any machine holds of anything
+
+
+def _check_speculative(value: object) -> None:
+    if value in SPECULATIVE:
+        return
+    if not isinstance(value, str) or not value.startswith(DRAFT) or value == DRAFT:
+        choices = ", ".join(map(repr, SPECULATIVE))
+        raise UsageError(f"speculative is {shown(value)}", f"allowed: {choices}, or '{DRAFT}MODEL'")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         choices = ", ".join(repr(a) for a in allowed if a)
-        raise UsageError(f"{name} is {value!r}", f"allowed: {choices}")
+        raise UsageError(f"{name} is {shown(value)}", f"allowed: {choices}")
 
 
-def _at_least(least: int, name: str, value: object, unit: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} is {value!r}", f"allowed: {unit}a whole number of at least {least}")
+def _at_least(least: int, name: str, value: object, unit: str) -> int:
+    """The value as a plain int."""
+    try:
+        given = whole(value)
+    except TypeError:
+        given = -1
+    if not least <= given <= _MOST:
+        raise UsageError(
+            f"{name} is {shown(value)}", f"allowed: {unit}a whole number of at least {least}, below 2^63"
+        )
+    return given

@@ -1,22 +1,35 @@
-"""The loop that joins scheduler and executor: submit, step, abort. One thread owns it."""
+"""The loop that joins scheduler and executor: submit, step, abort. One thread owns it.
+
+A step is planned, submitted and landed, which is to take its results in. Where the executor wants it, a
+step is submitted before the one before it has landed, unless a request's next row depends on what it
+will have said: its drafts, its penalties.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedBatch, UnifiedItem
+from ferrum_mlx.batch import ItemResult, UnifiedBatch
 from ferrum_mlx.capacity import Deferred, NotSubmitted
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import CapacityError, FerrumError, UsageError, one_line
 from ferrum_mlx.events import EventLog, FirstToken, RequestAdmitted, RequestEnded, RequestQueued, StepDone
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.intake import Intake
+from ferrum_mlx.launched import Launched, Work, item_of
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Notice, Ready, Stepped, Submit
 from ferrum_mlx.metrics import StepStats
 from ferrum_mlx.output import OutputStream, TextCodec
-from ferrum_mlx.request import Request
+from ferrum_mlx.request import Request, RequestState
 from ferrum_mlx.scheduler import Change, Scheduled, Scheduler
+from ferrum_mlx.speculative.accept import accepted
+
+if TYPE_CHECKING:
+    from ferrum_mlx.speculative.speculation import Speculation
 
 
 class Engine:
@@ -32,12 +45,16 @@ class Engine:
         backend_reason: str,
         notes: Sequence[str] = (),
         log: EventLog | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.executor = executor
         self.log = log or EventLog()
         self._intake = Intake(codec, executor.info.vocab_size, executor.capabilities().kv_capacity)
         self._scheduler = Scheduler(executor, config)
         self._backend, self._backend_reason, self._notes = backend, backend_reason, tuple(notes)
+        self._speculation = speculation
+        self._one_step_ahead = executor.capabilities().one_step_ahead
+        self._launched: deque[Launched] = deque()
         self._streams: dict[str, OutputStream] = {}
         self._events: list[Event] = []  # of now; the next step delivers them
         self._steps = 0
@@ -81,78 +98,136 @@ class Engine:
                 self._fail(stream.request, _failure("the output", error))
 
     def has_work(self) -> bool:
-        return self._scheduler.has_work() or bool(self._events)
+        return self._scheduler.has_work() or bool(self._events or self._launched)
 
     def step(self) -> list[Event]:
-        """Schedule, run one forward, commit; returns what happened since the last step."""
+        """Schedule, submit one forward, land one; returns what happened since the last step."""
+        work = Work(perf_counter())
+        if not self._may_run_ahead():
+            self._land_all_but(0, work)
         started = perf_counter()
-        plan = self._scheduler.schedule()
+        self._propose()
+        plan = self._scheduler.schedule(quiet=not self._launched)
         for request, error in self._scheduler.take_rejected():
             self._fail(request, error)
         changes = self._scheduler.take_changes()
         self.log.add(*changes)
-        scheduled = perf_counter()
-        results = self._forward(plan, scheduled) if plan else []
-        forwarded = perf_counter()
-        stats = self._commit_all(plan, results, forwarded)
-        if plan or self._events:  # also without a forward: what was aborted or refused has changed numbers
-            self._report(changes, stats, (started, scheduled, forwarded))
+        work.schedule_s = perf_counter() - started
+        launched = bool(plan) and self._launch(plan, work)
+        self._land_all_but(1 if launched and self._may_run_ahead() else 0, work)
+        if plan or work.landed or self._events:  # what was aborted or refused has changed numbers, too
+            self._report(changes, work)
         events, self._events = self._events, []
         return events
 
     def shutdown(self) -> None:
+        self._land_all_but(0, Work(perf_counter()))
         self.log.close()
+        if self._speculation:
+            self._speculation.close()
         self.executor.shutdown()
 
-    def _forward(self, plan: list[Scheduled], now: float) -> list[ItemResult]:
-        """Empty if nothing came of it; then whoever is to blame has failed, or made room."""
+    # A step
+
+    def _may_run_ahead(self) -> bool:
+        if not self._one_step_ahead or any(request.needs_output for request in self._scheduler.running):
+            return False
+        return self._speculation is None or not self._speculation.wants(self._scheduler.decoding())
+
+    def _propose(self) -> None:
+        if self._speculation and not self._launched:
+            self._speculation.propose(self._scheduler.decoding(), self._scheduler.draft_budget)
+
+    def _launch(self, plan: list[Scheduled], work: Work) -> bool:
+        """Submit a step; False if it cannot be: whoever is to blame has failed, or made room."""
+        now = perf_counter()
         for scheduled in plan:
             self._streams[scheduled.request.request_id].timer.scheduled(now)
         try:
-            submission = self.executor.submit(UnifiedBatch(tuple([_item(s) for s in plan])))
+            items = [item_of(scheduled) for scheduled in plan]
+            submission = self.executor.submit(UnifiedBatch(tuple(items)))
             if isinstance(submission, Deferred):
-                if not self._scheduler.relieve():
+                if not self._launched and not self._scheduler.relieve():
                     self._fail(plan[-1].request, CapacityError(submission.shortfall, 0))
             elif isinstance(submission, NotSubmitted):
                 blamed = [s.request for s in plan if s.request.cache_id in submission.cache_ids]
                 self._fail_each(blamed or self._scheduler.running, submission.error)
             else:
-                return submission.result()
-        except Exception as error:  # the device's state is unknown: what runs is lost, the engine is not
-            self._fail_each(self._scheduler.running, _failure("the forward", error))
-        return []
+                self._launched.append(Launched(plan, items, submission, perf_counter() - now))
+                return True
+        except Exception as error:
+            self._lose_all(error)
+        finally:
+            work.forward_s += perf_counter() - now
+        return False
 
-    def _commit_all(self, plan: list[Scheduled], results: list[ItemResult], now: float) -> dict[str, int]:
-        """Take the results in; returns the counts of the step."""
-        decodes = prefill = 0
-        for scheduled, result in zip(plan, results, strict=False):  # no results of a step that failed
-            request = scheduled.request
-            if request.is_decoding:
-                decodes += 1
-            else:
-                prefill += _computed(scheduled, result)
+    def _land_all_but(self, count: int, work: Work) -> None:
+        while len(self._launched) > count:
+            launched = self._launched.popleft()
+            started = perf_counter()
             try:
-                self._commit(scheduled, result, now)
+                results = launched.result()
+            except Exception as error:
+                self._lose_all(error)
+                return
+            work.forward_s += perf_counter() - started
+            work.landed += 1
+            self._steps += 1
+            self._commit_all(launched, results, work)
+            if self._speculation:
+                self._speculation.stepped(launched.num_rows, launched.num_drafts, launched.seconds)
+
+    def _lose_all(self, error: Exception) -> None:
+        """The device's state is unknown: what runs is lost, the engine is not."""
+        while self._launched:
+            with suppress(Exception):
+                self._launched.popleft().result()
+        self._fail_each(self._scheduler.running, _failure("the forward", error))
+
+    def _commit_all(self, launched: Launched, results: list[ItemResult], work: Work) -> None:
+        now = perf_counter()
+        for scheduled, item, result in zip(launched.plan, launched.items, results, strict=True):
+            request = scheduled.request
+            if request.state is RequestState.FINISHED:  # while this step of it was in flight
+                continue
+            computed = launched.settle(request, item, result)
+            try:
+                count = self._commit(request, item.pos_offset, result, now)
             except Exception as error:  # this request's text; its neighbours go on
                 self._fail(request, _failure("the output", error))
-        self._steps += bool(results)
-        return {"decode_tokens": decodes, "prefill_tokens": prefill}
+            else:
+                work.count(scheduled, computed, count)
 
-    def _commit(self, scheduled: Scheduled, result: ItemResult, now: float) -> None:
-        request = scheduled.request
+    def _commit(self, request: Request, start: int, result: ItemResult, now: float) -> int:
+        """Take in what a request's rows have said; returns how many output tokens that was."""
         stream = self._streams[request.request_id]
         if result.prompt_logprobs:
-            stream.take_prompt_logprobs(request.num_computed_tokens + 1, result.prompt_logprobs)
-        request.advance(_computed(scheduled, result))
+            stream.take_prompt_logprobs(start + 1, result.prompt_logprobs)
         if not result.token_ids:
-            return
-        new = stream.add(result.token_ids[0], now)
+            return 0
+        tokens = accepted(request.drafts, result.token_ids)
+        new, count = stream.add_all(tokens, now)
+        if request.drafts:
+            self._verified(request, start + count, len(tokens) - 1)
         name = request.request_id
-        self._events.append(Delta(name, new.text, result.token_ids, new.thinking, result.logprobs))
-        if self.log and len(request.output) == 1:
+        self._events.append(Delta(name, new.text, tokens[:count], new.thinking, result.logprobs[:count]))
+        if self.log and len(request.output) == count:
             self.log.add(FirstToken(name, stream.timer.ttft_s))
         if new.finish_reason:
             self._finish(stream, new.finish_reason)
+        return count
+
+    def _verified(self, request: Request, length: int, num_accepted: int) -> None:
+        """Keep `length` tokens of a request whose drafts are verified."""
+        assert request.cache_id is not None
+        assert self._speculation is not None
+        self.executor.truncate_kv(request.cache_id, length)
+        request.num_computed_tokens = length
+        request.num_drafted += len(request.drafts)
+        request.num_accepted += num_accepted
+        request.num_verifies += 1
+        self._speculation.verified(request, len(request.drafts), num_accepted)
+        request.drafts = []
 
     # Ends of requests
 
@@ -160,6 +235,8 @@ class Engine:
         request = stream.request
         del self._streams[request.request_id]
         self._scheduler.finish(request, completed=reason != "abort")
+        if self._speculation:
+            self._speculation.forget(request)
         stats = stream.stats(reason, perf_counter())
         self._events.append(Finished(request.request_id, stats, tuple(stream.prompt_logprobs)))
         self.log.add(RequestEnded(request.request_id, reason, stats))
@@ -167,6 +244,8 @@ class Engine:
     def _fail(self, request: Request, error: FerrumError) -> None:
         stream = self._streams.pop(request.request_id)
         self._scheduler.finish(request, completed=False)
+        if self._speculation:
+            self._speculation.forget(request)
         self._events.append(Failed(request.request_id, error))
         stats = stream.stats("error", perf_counter())
         self.log.add(RequestEnded(request.request_id, "error", stats, str(error)))
@@ -175,18 +254,17 @@ class Engine:
         for request in list(requests):
             self._fail(request, error)
 
-    def _report(
-        self, changes: Sequence[Change], counts: dict[str, int], times: tuple[float, float, float]
-    ) -> None:
-        started, scheduled, forwarded = times
+    def _report(self, changes: Sequence[Change], work: Work) -> None:
         admitted = [change for change in changes if isinstance(change, RequestAdmitted)]
-        now = perf_counter()
+        seconds = perf_counter() - work.started
         stats = StepStats(
             step=self._steps,
-            seconds=now - started,
-            schedule_s=scheduled - started,
-            forward_s=forwarded - scheduled,
-            commit_s=now - forwarded,
+            seconds=seconds,
+            schedule_s=work.schedule_s,
+            forward_s=work.forward_s,
+            commit_s=seconds - work.schedule_s - work.forward_s,
+            prefill_tokens=work.prefill_tokens,
+            decode_tokens=work.decode_tokens,
             admitted_tokens=sum(change.tokens for change in admitted),
             cached_tokens=sum(change.cached_tokens for change in admitted),
             running=self._scheduler.num_running,
@@ -195,44 +273,14 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             kv=self.executor.kv_capacity_snapshot(),
             cache=self.executor.cache_metrics(),
-            **counts,
+            speculation=self._speculation.stats() if self._speculation else None,
         )
         self._events.append(Stepped(stats))
         self.log.add(StepDone(stats))
         self._events += [Notice(note) for note in self.log.take_notes()]
 
 
-def _computed(scheduled: Scheduled, result: ItemResult) -> int:
-    return scheduled.num_tokens if result.num_tokens is None else result.num_tokens
-
-
 def _failure(what: str, error: Exception) -> FerrumError:
     if isinstance(error, FerrumError):
         return error
     return FerrumError(f"{what} failed: {one_line(error)}", next_step="send the request again")
-
-
-def _item(scheduled: Scheduled) -> UnifiedItem:
-    request, params = scheduled.request, scheduled.request.params
-    assert request.cache_id is not None
-    start, end = request.num_computed_tokens, request.num_computed_tokens + scheduled.num_tokens
-    targets = request.prompt[start + 1 : end + 1] if params.prompt_logprobs is not None else ()
-    history = (request.prompt, request.output) if params.looks_back else ((), ())
-    return UnifiedItem(
-        cache_id=request.cache_id,
-        q_tokens=request.tokens(start, end),
-        pos_offset=start,
-        is_final_chunk=end == request.num_tokens,
-        sampling=RowSampling(
-            params=params,
-            seed=request.seed,
-            sample_index=request.sample_index,
-            position=len(request.output),
-            prompt=history[0],
-            output=history[1],
-            end_ids=request.end_ids,
-            bad_sequences=request.bad_sequences,
-        ),
-        logits=LogitsPolicy.PROMPT_LOGPROBS if targets else LogitsPolicy.SAMPLED,
-        targets=tuple(targets),
-    )

@@ -35,7 +35,7 @@ from time import perf_counter
 from time import time as wall_clock
 from typing import Any, ClassVar, Protocol
 
-from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.errors import FerrumError, shown
 from ferrum_mlx.metrics import RequestStats, StepStats
 
 _ENDS = {"abort": "aborted", "error": "failed"}
@@ -154,7 +154,7 @@ class JsonlSink:
             self._file = os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0)
         except OSError as error:
             raise FerrumError(
-                f"the events file {path!r} cannot be written: {error.strerror}",
+                f"the events file {shown(path)} cannot be written: {error.strerror}",
                 next_step="give --events a file in a folder that can be written",
             ) from error
         self._lines = [b"\n"] if torn else []
@@ -171,7 +171,7 @@ class JsonlSink:
             self._file.close()
 
     def __str__(self) -> str:
-        return f"the events file {self._path!r}"
+        return f"the events file {shown(self._path)}"
 
     def _flush(self) -> None:
         data, self._lines = memoryview(b"".join(self._lines)), []

@@ -9,7 +9,11 @@ The executor owns the KV cache. An engine names a sequence by its `cache_id` alo
 `try_admit_prefill`, grows by `reserve_kv_slots`, shrinks by `truncate_kv` and ends with
 `complete_cache`, `release_cache` or `preempt`.
 
-Not yet part of it: LoRA, and a decode row that names a token still in flight.
+A step may be submitted while the one before it is in flight (batch.IN_FLIGHT), where
+`capabilities().one_step_ahead` says so; results are taken in order. What a step in flight touches is
+freed at its result, and `preempt`, `truncate_kv` and `discard_prefill` want none in flight.
+
+Not yet part of it: LoRA.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Pending(Protocol):
-    """A submitted step. At most one is in flight."""
+    """A submitted step. At most two are in flight: one, and the one ahead of its result."""
 
     def result(self) -> list[ItemResult]:
         """Wait for the device; one result an item, in the batch's order: the step has completed."""
@@ -138,7 +142,9 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     def truncate_kv(self, cache_id: int, new_len: int) -> None:
-        """Forget positions from new_len on and free the blocks past it.
+        """Forget positions from new_len on and free the blocks past it; those before are verified by it.
+
+        Called after every forward of a verify item, also if all of its drafts were accepted.
 
         Raises:
             ContractError: it would grow, cut into a block that others share, or roll back a state.
@@ -150,7 +156,10 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     def complete_cache(self, completion: CacheCompletion) -> None:
-        """The request succeeded; its blocks are free again, the verified full ones still findable."""
+        """The request succeeded; its blocks are free again, the verified full ones still findable.
+
+        Here and in release_cache: free at the result of the last step in flight that touches them.
+        """
 
     @abstractmethod
     def release_cache(self, cache_id: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, Unpack, overload
 from ferrum_mlx.answers import Collector, OutputDelta, RequestOutput, in_order
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.events import Callback
 from ferrum_mlx.inputs import (
     ChatSettings,
@@ -59,7 +59,9 @@ class LLM:
     ) -> None:
         known = {field.name for field in dataclasses.fields(EngineConfig)}
         if unknown := sorted(config.keys() - known):
-            raise UsageError(f"LLM got the setting {unknown[0]!r}", f"allowed: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"LLM got the setting {shown(unknown[0])}", f"allowed: {', '.join(sorted(known))}"
+            )
         settings = EngineConfig(model=model, backend=backend, **config)
         self._client = EngineClient.in_thread(settings, on_note=_warn, on_event=on_event)
         self._finalizer = weakref.finalize(self, self._client.close)

@@ -50,6 +50,24 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guesses:
+    """Drafts that were verified, those of them that were right, and how often a request had some verified."""
+
+    drafted: int = 0
+    accepted: int = 0
+    verifies: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a verify brings, the target's own included."""
+        return 1 + (self.accepted / self.verifies if self.verifies else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """One request from arrival to end. Times are seconds, 0.0 where it did not get that far.
 
@@ -62,6 +80,8 @@ class RequestStats:
         e2e_s: arrival to end.
         preemptions: how often it had to make room.
         replayed_tokens: tokens computed again because of that; no part of `usage`.
+        drafted_tokens, accepted_tokens: guesses that were verified, and those of them that were right.
+        verifies: steps in which some were.
     """
 
     request_id: str
@@ -77,6 +97,13 @@ class RequestStats:
     itl: Latencies
     preemptions: int
     replayed_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verifies: int = 0
+
+    @property
+    def guesses(self) -> Guesses:
+        return Guesses(drafted=self.drafted_tokens, accepted=self.accepted_tokens, verifies=self.verifies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +161,21 @@ NO_CACHE = CacheMetrics(enabled=False, block_size=0, kv_dtype="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats(Guesses):
+    """Speculative decoding since the engine started.
+
+    Attributes:
+        name: of the proposer.
+        draft_seconds: spent on guessing.
+        why: why nothing is guessed just now; "" if something is.
+    """
+
+    name: str
+    draft_seconds: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """One engine step, and where the engine stands after it.
 
@@ -144,6 +186,7 @@ class StepStats:
         cached_tokens: of those, found in the prefix cache.
         waiting: requests not running; `preempted` of them have run before.
         preemptions: since the engine started.
+        speculation: None where it is off.
     """
 
     step: int = 0
@@ -161,3 +204,4 @@ class StepStats:
     preemptions: int = 0
     kv: KVUsage
     cache: CacheMetrics = NO_CACHE
+    speculation: SpeculationStats | None = None

@@ -24,8 +24,15 @@ class ModelInfo:
     max_sequence_length: int
     dtype: str
     device: str
+    computes_in: str = ""  # the dtype of packed weights' products, where it is not `dtype`
     quantization: str = "none"
+    quality: str = ""  # what quantizing on load cost, in words
     licence: str = "unknown"
+
+    @property
+    def rounding(self) -> str:
+        """Whose rounding its logits show."""
+        return self.computes_in or self.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,9 @@ class Capabilities:
         kv_capacity: most tokens one request can hold: the context, or the pool if smaller.
         prefill_while_decoding: most prompt tokens a step should take while anything decodes, so that
             running streams keep going; a table by device, never driven by the clock.
+        max_verify_rows: most rows of a verify item that the device's attention takes in one go; None where
+            more of them cost no more each.
+        one_step_ahead: a step is worth submitting before the result of the one before it is read.
         off: fast paths that are off, each with its reason.
     """
 
@@ -56,10 +66,12 @@ class Capabilities:
     attention_kinds: tuple[str, ...]
     prefix_cache: bool
     speculative_decoding: bool
+    one_step_ahead: bool
     tensor_parallel: bool
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
     off: tuple[str, ...]
+    max_verify_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,17 @@ class OutputStream:
         text, stopped = self._look_for_stops(split.answer)
         return NewText(text, split.thinking, "stop" if stopped else None)
 
+    def add_all(self, tokens: Sequence[int], now: float) -> tuple[NewText, int]:
+        """Take tokens that came at once, up to one that ends the output; how many that was."""
+        all_new = NewText()
+        before = len(self.request.output)
+        for token in tokens:
+            new = self.add(token, now)
+            all_new = NewText(all_new.text + new.text, all_new.thinking + new.thinking, new.finish_reason)
+            if new.finish_reason:
+                break
+        return all_new, len(self.request.output) - before
+
     def take_prompt_logprobs(self, position: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Of the prompt's tokens from `position` on; a replay brings some again."""
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) + 1 - position :]

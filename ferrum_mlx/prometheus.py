@@ -81,6 +81,11 @@ class _Numbers(Collector):
         yield "prefix_cache_hits", "Of those, tokens found in the prefix cache.", totals.cached_tokens
         yield "prefix_cache_evictions", "Blocks that lost their content to others.", step.cache.evictions
         yield "request_failures", "Requests that ended in an error.", totals.ended["error"]
+        if (guesses := step.speculation) is not None:
+            yield "spec_decode_num_drafts", "Verifies, one a request and step.", guesses.verifies
+            yield "spec_decode_num_draft_tokens", "Guesses that were verified.", guesses.drafted
+            yield "spec_decode_num_accepted_tokens", "Of those, the ones that were right.", guesses.accepted
+            yield "spec_decode_draft_seconds", "Time spent on guessing.", guesses.draft_seconds
 
     def _successes(self) -> CounterMetricFamily:
         labels = ["model_name", "finished_reason"]

@@ -1,19 +1,23 @@
 """Who gets how many tokens this step.
 
-There are no phases: a request is given as many of the tokens it has not computed as the budget
-allows. Those that decode come first, then the others, then waiting ones while the pool admits them;
-among equals a lower priority number goes first, then the earlier arrival.
+There are no phases: a request is given as many of the tokens it has not computed, drafts included, as
+the budget allows. Those that decode come first, then the others, then waiting ones while the pool
+admits them; among equals a lower priority number goes first, then the earlier arrival.
 
 When the pool is short, prefills wait; when decodes alone do not fit, one request is preempted: it keeps
 its tokens and computes them again later. The victim is of the lowest priority, and of those the
 cheapest to compute again. So the request that has come furthest always gets on, and everyone after it.
 A preempted request comes back when another one has ended, since until then running ones only grow.
+Drafts never cost anyone a block: they are added last, where there is room for all of them.
+
+While a step is in flight nobody is preempted or found impossible: the plan is then empty, and the next
+one is made when the step is done.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrum_mlx.capacity import Admission, Admitted, CacheCompletion, Deferred, KvSlotRequest, Rejected
 from ferrum_mlx.config import EngineConfig
@@ -27,8 +31,15 @@ Change = RequestAdmitted | RequestResumed | RequestPreempted
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
+    """`decodes`: the tokens are the request's last one, and its drafts."""
+
     request: Request
     num_tokens: int
+    decodes: bool = False
+
+
+class _InFlightError(Exception):
+    """What has to be done needs a quiet executor."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +67,7 @@ class Scheduler:
         self._while_decoding = config.prefill_while_decoding or executor.capabilities().prefill_while_decoding
         self._max_seqs = min(config.max_num_seqs, executor.maximum_active_sequences, self._budget)
         self.preemptions = 0
+        self._quiet = True
         self._waiting: list[_Entry] = []  # by order, both
         self._running: list[_Entry] = []
         self._entries: dict[Request, _Entry] = {}
@@ -88,12 +100,31 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._entries)
 
-    def schedule(self) -> list[Scheduled]:
-        """Fill one step; every scheduled token has a writable KV slot when this returns."""
-        self._make_way()
-        plan = self._schedule_running()
-        self._schedule_waiting(plan)
-        return plan
+    def decoding(self) -> list[Request]:
+        """Running requests whose next step is a decode, in the order of their turn."""
+        return [request for request in self.running if request.is_decoding]
+
+    @property
+    def draft_budget(self) -> int:
+        """Drafts that a step may verify in all: half of what its decodes leave, so prefills get on."""
+        return max(0, self._budget - len(self.decoding())) // 2
+
+    def schedule(self, *, quiet: bool = True) -> list[Scheduled]:
+        """Fill one step; every scheduled token has a writable KV slot when this returns.
+
+        Args:
+            quiet: no step is in flight.
+        """
+        self._quiet = quiet
+        try:
+            self._make_way()
+            plan = self._schedule_running()
+            self._schedule_waiting(plan)
+        except _InFlightError:
+            return []
+        finally:
+            self._quiet = True
+        return self._with_drafts(plan)
 
     def finish(self, request: Request, *, completed: bool) -> None:
         """Take a request out, whatever its state; frees its blocks."""
@@ -132,6 +163,7 @@ class Scheduler:
         while plan := self._fill():
             if self._reserve(plan):
                 return plan
+            self._check_quiet()
             if not self.relieve():
                 self._reject(self._running[0], "the KV pool cannot hold it, though it runs alone")
         return []
@@ -142,7 +174,7 @@ class Scheduler:
             try:
                 self._executor.reserve_kv_slots([_slots(s.request, s.num_tokens) for s in plan])
             except CapacityError:
-                if plan[-1].request.is_decoding:
+                if plan[-1].decodes:
                     return False
                 plan.pop()
             else:
@@ -150,20 +182,35 @@ class Scheduler:
         return False
 
     def _fill(self) -> list[Scheduled]:
-        """Decodes first, then prefills, within the budgets."""
+        """Decodes first, then prefills, within the budgets; `_with_drafts` adds what is kept for drafts."""
         budget, plan, others = self._budget, [], []
         for entry in self._running:
             request = entry.request
-            if request.is_decoding:
-                plan.append(Scheduled(request, 1))
-                budget -= 1
-            else:
+            if not request.is_decoding:
                 others.append(request)
-        budget = min(budget, self._while_decoding) if plan else budget
+            elif not request.is_at_end:
+                plan.append(Scheduled(request, 1, decodes=True))
+                budget -= 1 + len(request.drafts)
+        budget = max(0, min(budget, self._while_decoding)) if plan else budget
         for request in others:
             if count := self._share(request, budget):
                 plan.append(Scheduled(request, count))
                 budget -= count
+        return plan
+
+    def _with_drafts(self, plan: list[Scheduled]) -> list[Scheduled]:
+        """Drafts take what all the others leave, and are dropped if that is too little."""
+        if not any(s.request.drafts for s in plan):
+            return plan
+        drafted = [replace(s, num_tokens=s.num_tokens + len(s.request.drafts)) for s in plan]
+        try:
+            if sum(s.num_tokens for s in drafted) <= self._budget:  # a resumed request may have joined
+                self._executor.reserve_kv_slots([_slots(s.request, s.num_tokens) for s in drafted])
+                return drafted
+        except CapacityError:
+            pass
+        for scheduled in plan:
+            scheduled.request.drafts = []
         return plan
 
     def _share(self, request: Request, budget: int) -> int:
@@ -175,6 +222,7 @@ class Scheduler:
 
     def _preempt(self, candidates: list[_Entry]) -> None:
         """Evict one of them."""
+        self._check_quiet()
         entry = min(candidates, key=lambda e: (-e.order[0], e.request.num_computed_tokens, -e.order[1]))
         request = entry.request
         assert request.cache_id is not None
@@ -183,6 +231,7 @@ class Scheduler:
         self._changes.append(RequestPreempted(request.request_id, request.num_computed_tokens))
         request.lost_tokens = max(request.lost_tokens, request.num_computed_tokens)
         request.cache_id, request.num_computed_tokens, request.split_at = None, 0, None
+        request.drafts = []
         request.state = RequestState.PREEMPTED
         request.preemptions += 1
         self.preemptions += 1
@@ -200,8 +249,8 @@ class Scheduler:
     # Waiting requests
 
     def _schedule_waiting(self, plan: list[Scheduled]) -> None:
-        decoding = sum(s.request.is_decoding for s in plan)
-        prefill = sum(s.num_tokens for s in plan) - decoding
+        decoding = sum(1 + len(s.request.drafts) for s in plan if s.decodes)
+        prefill = sum(s.num_tokens for s in plan if not s.decodes)
         budget = self._budget - decoding
         budget = (min(budget, self._while_decoding) if decoding else budget) - prefill
         for entry in self._waiting.copy():
@@ -211,7 +260,7 @@ class Scheduler:
             if isinstance(admission, Deferred):
                 if self._running and admission.shortfall == 0:
                     continue  # another request is computing its prefix
-                if self._running:
+                if self._running or not self._quiet:
                     return  # nobody overtakes a request that waits for blocks
                 admission = Rejected(f"{admission.shortfall} KV blocks are missing though nothing runs")
             if isinstance(admission, Rejected):
@@ -267,6 +316,8 @@ class Scheduler:
             full = len(self._running) >= self._max_seqs
             if full and not lower:
                 return
+            if full:  # before an admission that would come to nothing
+                self._check_quiet()
             admission = self._probe(first)
             if isinstance(admission, Rejected):
                 self._reject(first, admission.reason)
@@ -280,6 +331,10 @@ class Scheduler:
                 self._preempt(self._useful(lower) if admission.shortfall else lower)
 
     # Both
+
+    def _check_quiet(self) -> None:
+        if not self._quiet:
+            raise _InFlightError
 
     def _dequeue(self, entry: _Entry) -> None:
         for queue in (self._waiting, self._running):

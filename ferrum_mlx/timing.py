@@ -63,6 +63,9 @@ class RequestTimer:
             itl=latencies(self._gaps),
             preemptions=request.preemptions,
             replayed_tokens=request.replayed_tokens,
+            drafted_tokens=request.num_drafted,
+            accepted_tokens=request.num_accepted,
+            verifies=request.num_verifies,
         )
 
     @property

@@ -352,7 +352,7 @@ class ChatApp(App[None]):
         self._show(Status("ready") if ready else replace(self._status.status, state=self._engine))
 
     def _show(self, status: Status) -> None:
-        """Put a status on the line, with the newest count of KV blocks."""
+        """Put a status on the line, with the engine's newest numbers."""
         step = self._client.last_step
         kv = step.kv if step is not None else status.kv or self._status.status.kv
-        self._status.status = replace(status, kv=kv)
+        self._status.status = replace(status, kv=kv, speculation=step.speculation if step else None)

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from ferrum_mlx.metrics import KVUsage
+from ferrum_mlx.metrics import KVUsage, SpeculationStats
 from ferrum_mlx.sanitize import sanitize
 
 _GLYPHS = {
@@ -31,6 +31,7 @@ class Status:
     Attributes:
         state: one of the keys above; `detail` says more of it.
         tokens, decode_tps, ttft_s: of the request in hand, or of the last one.
+        speculation: of all requests; None where it is off.
     """
 
     state: str = "loading"
@@ -39,6 +40,7 @@ class Status:
     decode_tps: float | None = None
     ttft_s: float | None = None
     kv: KVUsage | None = None
+    speculation: SpeculationStats | None = None
 
 
 class StatusLine(Widget):
@@ -47,7 +49,14 @@ class StatusLine(Widget):
     status: reactive[Status] = reactive(Status())
 
     def render(self) -> Content:
-        return _fit([_state(self.status), *_speed(self.status), *_kv(self.status)], self.content_size.width)
+        status = self.status
+        groups = [_state(status), *_speed(status), *_guesses(status), *_kv(status)]
+        return _fit(groups, self.content_size.width)
+
+    def watch_status(self, status: Status) -> None:
+        """Why nothing is guessed, for whoever points at the line."""
+        why = status.speculation.why if status.speculation else ""
+        self.tooltip = f"no guesses: {why}" if why else None
 
 
 class TitleBar(Widget):
@@ -80,6 +89,15 @@ def _speed(status: Status) -> list[list[_Part]]:
     if status.tokens is not None:
         groups.append([(f"{status.tokens:,}", "bold"), (" tok", "$foreground 55%")])
     return groups
+
+
+def _guesses(status: Status) -> list[list[_Part]]:
+    """How many of the guesses were right, and how many tokens a verify brought."""
+    stats = status.speculation
+    if stats is None or not stats.verifies:
+        return []
+    right, length = f"{stats.acceptance_rate:.0%}", f" ×{stats.mean_acceptance_length:.1f}"
+    return [[("spec ", "$foreground 55%"), (right, "bold"), (length, "$foreground 55%")]]
 
 
 def _kv(status: Status) -> list[list[_Part]]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from operator import mul
 from time import perf_counter
 from typing import final
 
-from ferrum_mlx.batch import ItemResult, UnifiedBatch, UnifiedItem
+from ferrum_mlx.backends.flight import Flight, check_results
+from ferrum_mlx.batch import IN_FLIGHT, ItemResult, UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import (
     Admission,
     Admitted,
@@ -25,7 +27,7 @@ from ferrum_mlx.capacity import (
     Rejected,
 )
 from ferrum_mlx.errors import ContextLengthError, ContractError
-from ferrum_mlx.executor import ModelExecutor, Pending, Submission
+from ferrum_mlx.executor import ModelExecutor, Submission
 from ferrum_mlx.kv.manager import KVManager
 from ferrum_mlx.kv.prefix import BlockKey
 from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
@@ -42,7 +44,8 @@ class PagedExecutor(ModelExecutor):
         self._probed: dict[str, tuple[bytes, list[BlockKey]]] = {}  # of deferred requests: tokens, their keys
         self._state = ExecutorState.INITIALIZING
         self._forwards, self._forward_seconds = 0, 0.0
-        self._in_flight = False
+        self._flights: deque[Flight] = deque()  # in the order of their submission
+        self._leaving: set[int] = set()  # released caches that a step in flight touches
 
     # What a backend provides
 
@@ -50,6 +53,7 @@ class PagedExecutor(ModelExecutor):
     def _launch(self, batch: UnifiedBatch) -> Submission:
         """Start the forward of a checked batch; its result() returns one ItemResult an item.
 
+        Where q_tokens is IN_FLIGHT, the id is the last one that the launch before this samples for the cache.
         Deferred and NotSubmitted are legal only while nothing has reached the device.
         """
 
@@ -176,7 +180,10 @@ class PagedExecutor(ModelExecutor):
     def _release(self, cache_id: int, *, forget: bool = False) -> None:
         self._forget_admissions({cache_id})
         self._requests.pop(cache_id, None)
-        self.kv.release(cache_id, forget=forget)
+        if any(cache_id in flight.items for flight in self._flights):
+            self._leaving.add(cache_id)  # freed at that step's result
+        else:
+            self.kv.release(cache_id, forget=forget)
 
     def _check_owner(self, request_id: str, cache_id: int) -> None:
         owner = self._requests.get(cache_id)
@@ -185,7 +192,7 @@ class PagedExecutor(ModelExecutor):
             raise ContractError(f"cache {cache_id} is {whose}", f"not of request {request_id!r}")
 
     def _check_quiet(self) -> None:
-        if self._in_flight:
+        if self._flights:
             raise ContractError("a step is in flight", next_step="take its result first")
 
     # The forward
@@ -203,30 +210,48 @@ class PagedExecutor(ModelExecutor):
         if isinstance(submission, (Deferred, NotSubmitted)):
             self._state = ExecutorState.READY
             return submission
-        self._in_flight = True
-        return _InFlight(self, batch, submission, start)
+        flight = Flight(batch, submission, start, self._take)
+        self._flights.append(flight)
+        return flight
 
-    def _take(self, batch: UnifiedBatch, pending: Pending, start: float) -> list[ItemResult]:
+    def _take(self, flight: Flight) -> list[ItemResult]:
         """Wait for a step, check that it answers the batch, and only then count its KV as computed."""
-        self._in_flight = False
+        if not self._flights or self._flights[0] is not flight:
+            raise ContractError(
+                "the result of a step is taken twice, out of order, or after a step before it failed"
+            )
         try:
-            results = pending.result()
-            _check_results(batch, results)
+            results = flight.pending.result()
+            check_results(flight.batch, results)
+            self._flights.popleft()
+            for ahead in self._flights:
+                for result in results:
+                    ahead.learn(result)
         except BaseException:
             self._fail()
             raise
-        for item, result in zip(batch.items, results, strict=True):
-            drafts = len(item.q_tokens) - 1 if item.verify else 0
-            self.kv.commit(item.cache_id, item.q_tokens[: result.num_tokens], drafts=drafts)
-        self._forget_admissions({item.cache_id for item in batch.items})
-        self._state = ExecutorState.READY
+        for item, result in zip(flight.batch.items, results, strict=True):
+            if item.cache_id not in self._leaving:
+                drafts = len(item.q_tokens) - 1 if item.verify else 0
+                self.kv.commit(item.cache_id, flight.tokens(item)[: result.num_tokens], drafts=drafts)
+        self._forget_admissions(set(flight.items))
+        self._free_leaving()
+        self._state = ExecutorState.BUSY if self._flights else ExecutorState.READY
         self._forwards += 1
-        self._forward_seconds += perf_counter() - start
+        self._forward_seconds += perf_counter() - flight.start
         return results
 
+    def _free_leaving(self) -> None:
+        done = self._leaving - set().union(*(flight.items for flight in self._flights))
+        self._leaving -= done
+        for cache_id in sorted(done):
+            self.kv.release(cache_id)
+
     def _fail(self) -> None:
-        """What the pools held is lost, so no later prompt may find it."""
+        """What the pools held is lost, so no later prompt may find it; steps ahead are void."""
         self._state = ExecutorState.ERROR
+        self._flights.clear()
+        self._free_leaving()
         self.kv.forget_prefixes()
         self._recover()
 
@@ -249,7 +274,12 @@ class PagedExecutor(ModelExecutor):
             self._admissions = {r: c for r, c in self._admissions.items() if c not in used}
 
     def _check(self, batch: UnifiedBatch) -> None:
-        self._check_quiet()
+        if len(self._flights) > 1 or (self._flights and self.recurrent_state_spec()):
+            raise ContractError(
+                f"{len(self._flights)} steps are in flight",
+                "allowed: one, and none where a state is carried, since it is kept at a step's result",
+                "take a result first",
+            )
         if not batch.items:
             raise ContractError("the batch is empty")
         if batch.num_tokens > self._max_tokens:
@@ -260,7 +290,7 @@ class PagedExecutor(ModelExecutor):
             self._check_item(item)
 
     def _check_item(self, item: UnifiedItem) -> None:
-        length = self.kv.length(item.cache_id)
+        length = self._next_offset(item)
         if not item.q_tokens:
             raise ContractError(f"the item of cache {item.cache_id} has no tokens")
         if item.pos_offset != length:
@@ -268,7 +298,7 @@ class PagedExecutor(ModelExecutor):
                 f"cache {item.cache_id} starts at {item.pos_offset}", f"allowed: {length}, its length"
             )
         vocab = self.info.vocab_size
-        if not all(0 <= token < vocab for token in item.q_tokens):
+        if item.q_tokens != (IN_FLIGHT,) and not all(0 <= token < vocab for token in item.q_tokens):
             raise ContractError(
                 f"cache {item.cache_id} has a token id out of range", f"allowed: 0 to {vocab - 1}"
             )
@@ -278,34 +308,14 @@ class PagedExecutor(ModelExecutor):
             raise ContractError(f"cache {item.cache_id} carries a state, which no rejected draft can leave")
         self.kv.check_reserved(item.cache_id, length + len(item.q_tokens))
 
-
-def _check_results(batch: UnifiedBatch, results: list[ItemResult]) -> None:
-    """One result an item, in order, that samples what was asked for, or computes a part of a chunk."""
-    if [item.cache_id for item in batch.items] != [result.cache_id for result in results]:
-        raise ContractError("the backend's results are not those of the batch, one an item, in its order")
-    for item, result in zip(batch.items, results, strict=True):
-        computed = len(item.q_tokens) if result.num_tokens is None else result.num_tokens
-        partial = 0 < computed < len(item.q_tokens) and not item.verify
-        wanted = 0 if partial else item.num_sampled
-        if not partial and len(result.prompt_logprobs) != len(item.targets):
-            raise ContractError(f"the backend has other logprobs of cache {item.cache_id} than its targets'")
-        if len(result.token_ids) != wanted or not (partial or computed == len(item.q_tokens)):
-            raise ContractError(
-                f"the backend computed {computed} tokens of cache {item.cache_id} and sampled "
-                f"{len(result.token_ids)}",
-                f"allowed: {len(item.q_tokens)} and {item.num_sampled}",
-            )
-
-
-class _InFlight:
-    """A submitted step; its result can be taken once."""
-
-    def __init__(self, executor: PagedExecutor, batch: UnifiedBatch, pending: Pending, start: float) -> None:
-        self._executor, self._batch, self._start = executor, batch, start
-        self._pending: Pending | None = pending
-
-    def result(self) -> list[ItemResult]:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            raise ContractError("the result of a step is taken twice")
-        return self._executor._take(self._batch, pending, self._start)
+    def _next_offset(self, item: UnifiedItem) -> int:
+        """The length of the item's cache, once the step in flight is done."""
+        if item.cache_id in self._leaving:
+            raise ContractError(f"cache {item.cache_id} is released")
+        length = self.kv.length(item.cache_id)
+        if not self._flights:
+            if item.q_tokens == (IN_FLIGHT,):
+                raise ContractError(f"cache {item.cache_id} has no token in flight: no step is")
+            return length
+        offset = self._flights[0].next_offset(item)
+        return length if offset is None else offset

@@ -11,12 +11,20 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from ferrum_mlx.backends.base import PagedExecutor
-from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, TokenLogprobs, UnifiedBatch, UnifiedItem
+from ferrum_mlx.batch import (
+    IN_FLIGHT,
+    ItemResult,
+    LogitsPolicy,
+    RowSampling,
+    TokenLogprobs,
+    UnifiedBatch,
+    UnifiedItem,
+)
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer
 from ferrum_mlx.executor import Pending
@@ -59,10 +67,19 @@ class _Done:
 
 
 class FakeExecutor(PagedExecutor):
-    """`stateful` keeps the tokens in a state that cannot be rolled back, as recurrent layers do."""
+    """`stateful` keeps the tokens in a state that cannot be rolled back, as recurrent layers do.
+
+    `one_step_ahead` asks the engine to submit a step before the result of the one before it is read.
+    """
 
     def __init__(
-        self, config: EngineConfig, script: Script = hashed, *, stateful: bool = False, num_states: int = 0
+        self,
+        config: EngineConfig,
+        script: Script = hashed,
+        *,
+        stateful: bool = False,
+        num_states: int = 0,
+        one_step_ahead: bool = False,
     ) -> None:
         max_len = config.max_model_len or DEFAULT_CONTEXT
         kv_memory = config.kv_memory or 4 * max_len * BYTES_PER_TOKEN
@@ -99,7 +116,8 @@ class FakeExecutor(PagedExecutor):
         )
         self.script = script
         self.batches: deque[UnifiedBatch] = deque(maxlen=1000)  # the latest that were run, for tests
-        self._stateful = stateful
+        self._stateful, self._one_step_ahead = stateful, one_step_ahead
+        self._sampled: dict[int, int] = {}  # by cache, in the latest launch
         self._states: dict[int, tuple[int, ...]] = {}  # by slot
         self._slots = np.full((num_blocks + 1) * config.block_size, -1, dtype=np.int32)
 
@@ -119,6 +137,7 @@ class FakeExecutor(PagedExecutor):
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
             attention_kinds=("full",),
             speculative_decoding=not self._stateful,
+            one_step_ahead=self._one_step_ahead,
             tensor_parallel=False,
             dtypes=("int32",),
             devices=("none",),
@@ -142,7 +161,14 @@ class FakeExecutor(PagedExecutor):
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
         self.batches.append(batch)
-        return _Done([self._run(item) for item in batch.items])
+        results = [self._run(self._resolved(item)) for item in batch.items]
+        self._sampled = {result.cache_id: result.token_ids[-1] for result in results if result.token_ids}
+        return _Done(results)
+
+    def _resolved(self, item: UnifiedItem) -> UnifiedItem:
+        if item.q_tokens != (IN_FLIGHT,):
+            return item
+        return replace(item, q_tokens=(self._sampled[item.cache_id],))
 
     def _run(self, item: UnifiedItem) -> ItemResult:
         end = item.pos_offset + len(item.q_tokens)

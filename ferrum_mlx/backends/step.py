@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
+from ferrum_mlx.batch import IN_FLIGHT, UnifiedBatch, UnifiedItem
 from ferrum_mlx.kv.manager import KVManager
 
 V = TypeVar("V")
@@ -72,8 +73,21 @@ class Step:
 
     @cached_property
     def token_ids(self) -> np.ndarray:
-        """[T]"""
+        """[T]; IN_FLIGHT where `awaited` says whose token it is."""
         return np.array([t for item in self.items for t in item.q_tokens], dtype=np.int32)
+
+    @cached_property
+    def awaited(self) -> dict[int, int]:
+        """Row → cache, where the id is the last one that the launch before samples for that cache."""
+        pairs = zip(self.segments, self.items, strict=True)
+        return {segment.start: item.cache_id for segment, item in pairs if item.q_tokens == (IN_FLIGHT,)}
+
+    @cached_property
+    def sampled_last(self) -> dict[int, int]:
+        """Cache → index of the last one of its tokens among all that the step samples."""
+        counts = [item.num_sampled for item in self.items]
+        ends = zip(self.items, counts, accumulate(counts), strict=True)
+        return {item.cache_id: end - 1 for item, count, end in ends if count}
 
     @cached_property
     def positions(self) -> np.ndarray:
@@ -89,6 +103,14 @@ class Step:
         return self.once(
             ("keys", segment.cache_id, group, first), lambda: _as_run(self._at(segment, group, first))
         )
+
+    @property
+    def block_size(self) -> int:
+        return self._kv.block_size
+
+    def block_table(self, segment: Segment, group: int) -> list[int]:
+        """The blocks of the segment's sequence, the null block where a window has left one."""
+        return self._kv.block_table(segment.cache_id, group)
 
     def decode_buckets(self) -> list[list[Segment]]:
         """The decode rows in runs of similar context, so that padding at most doubles what is read."""

@@ -7,6 +7,7 @@ import sys
 import click
 
 from ferrum_mlx.messages import Finished, Ready
+from ferrum_mlx.metrics import RequestStats
 from ferrum_mlx.sanitize import sanitize
 
 
@@ -43,6 +44,8 @@ def introduce(ready: Ready) -> None:
     """Which model runs where and why, and what a user must know of it."""
     info = ready.info
     say(f"{info.model_id} on {ready.backend}, {info.device} ({ready.backend_reason})")
+    if info.quality:
+        say(f"weights: {info.quantization}; {info.quality}")
     for note in ready.notes:
         say_note(note)
 
@@ -53,5 +56,11 @@ def summarize(end: Finished) -> None:
     say(
         f"[{end.finish_reason}: {usage.completion_tokens} tokens, {timings.decode_tps:.1f} tok/s, "
         f"first after {timings.ttft_s:.2f} s; prompt {usage.prompt_tokens} tokens, "
-        f"{usage.cached_tokens} cached, {timings.prefill_tps:.0f} tok/s]"
+        f"{usage.cached_tokens} cached, {timings.prefill_tps:.0f} tok/s{_guesses(end.stats)}]"
     )
+
+
+def _guesses(stats: RequestStats) -> str:
+    if not stats.drafted_tokens:
+        return ""
+    return f"; {stats.accepted_tokens} of {stats.drafted_tokens} guesses right"

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from ferrum_mlx.config import BACKENDS, NUMERICS, EngineConfig
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.config import BACKENDS, DRAFT_TOKENS, NUMERICS, EngineConfig
+from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.sampling import SamplingParams
 
 _UNITS = {"": 1, "B": 1}
@@ -25,7 +25,7 @@ def byte_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS:
         raise click.BadParameter(
-            f"{text!r} is no size; allowed: a number with a unit, such as 512MB, 2GB or 2GiB"
+            f"{shown(text)} is no size; allowed: a number with a unit, such as 512MB, 2GB or 2GiB"
         )
     return int(Decimal(match[1]) * _UNITS[match[2].upper()])
 
@@ -72,6 +72,20 @@ _ENGINE = (
         default=None,
         help="Prompt tokens a step while an answer runs; default: by device.",
     ),
+    click.option(
+        "--speculative",
+        metavar="off|ngram|self|draft:MODEL",
+        default="off",
+        show_default=True,
+        help="Who guesses tokens ahead; answers stay the same.",
+    ),
+    click.option(
+        "--draft-tokens",
+        type=int,
+        metavar="N",
+        default=None,
+        help=f"Most guesses a step; default: {DRAFT_TOKENS}, fewer where they do not pay.",
+    ),
     click.option("--offline", is_flag=True, help="Never touch the network."),
 )
 _SAMPLING = (
@@ -86,7 +100,12 @@ _SAMPLING = (
     click.option("--top-p", type=float, default=None, help="Share of probability kept; 1 keeps all."),
     click.option("--top-k", type=int, default=None, help="Tokens kept; 0 keeps all."),
     click.option("--min-p", type=float, default=None, help="Least share of the likeliest's probability."),
-    click.option("--xtc-probability", type=float, default=None, help="How often XTC drops likely ones."),
+    click.option(
+        "--xtc-probability",
+        type=float,
+        default=None,
+        help="How often XTC drops likely ones; needs a temperature.",
+    ),
     click.option("--xtc-threshold", type=float, default=None, help="Likely for XTC: above this."),
     click.option(
         "--repetition-penalty", type=float, default=None, help="On tokens of prompt or answer; 1 is off."
@@ -125,7 +144,7 @@ def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
     """Take the engine's options out of a command's; `model` is its MODEL argument, if it has one."""
     named = options.pop("model")
     if model and named and model != named:
-        raise UsageError(f"two models are named, {model!r} and {named!r}", "allowed: one")
+        raise UsageError(f"two models are named, {shown(model)} and {shown(named)}", "allowed: one")
     return EngineConfig(
         model=model or named,
         backend=options.pop("backend"),
@@ -136,6 +155,8 @@ def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
         events=options.pop("events"),
         prefix_cache=options.pop("prefix_cache"),
         prefill_while_decoding=options.pop("prefill_while_decoding"),
+        speculative=options.pop("speculative"),
+        draft_tokens=options.pop("draft_tokens"),
         offline=options.pop("offline"),
     )
 

@@ -20,10 +20,12 @@ from ferrum_mlx.cli.options import (
     thinking_option,
 )
 from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.metrics import Guesses, SpeculationStats
 from ferrum_mlx.sanitize import sanitize
 
 if TYPE_CHECKING:
     from ferrum_mlx.answers import RequestOutput
+    from ferrum_mlx.client import EngineClient
     from ferrum_mlx.messages import Prompt, Ready, RequestEvent
     from ferrum_mlx.stream import RequestStream
 
@@ -72,7 +74,7 @@ def run(
         ready = client.start()
         introduce(ready)
         if as_json:
-            failures = _print_json(client.submit_all(requests, chat=chat), ready)
+            failures = _print_json(client.submit_all(requests, chat=chat), client, ready)
         else:
             failures = _print_text([client.submit(prompt, params, chat=chat) for prompt, _ in requests])
     if failures:
@@ -139,26 +141,50 @@ def _in_turn(stream: RequestStream) -> Iterator[RequestEvent]:
             turns.popleft()
 
 
-def _print_json(stream: RequestStream, ready: Ready) -> list[FerrumError]:
+def _print_json(stream: RequestStream, client: EngineClient, ready: Ready) -> list[FerrumError]:
     from ferrum_mlx.answers import collect
 
     outputs = collect(stream)
-    objects = [_json_object(output, ready) for output in outputs]
+    last = client.last_step
+    speculation = last.speculation if last is not None else None
+    objects = [_json_object(output, ready, speculation) for output in outputs]
     click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, ensure_ascii=False))
     samples = [sample for output in outputs for sample in output.outputs]
     return [sample.error for sample in samples if sample.error is not None]
 
 
-def _json_object(output: RequestOutput, ready: Ready) -> dict[str, Any]:
+def _json_object(output: RequestOutput, ready: Ready, speculation: SpeculationStats | None) -> dict[str, Any]:
     return {
         **_json_sample(output),
         **({"outputs": [_json_sample(sample) for sample in output.outputs]} if output.others else {}),
         "usage": dataclasses.asdict(output.usage),
         "timings": dataclasses.asdict(output.timings),
+        **({"speculation": _json_speculation(output, speculation)} if speculation else {}),
         "model": ready.info.model_id,
         "backend": ready.backend,
         "backend_reason": ready.backend_reason,
         "device": ready.info.device,
+        "weights": ready.info.quantization,
+        "weights_quality": ready.info.quality,
+    }
+
+
+def _json_speculation(output: RequestOutput, engine: SpeculationStats) -> dict[str, Any]:
+    """Guesses of a prompt's samples; the time is that of all prompts, which are guessed for together."""
+    stats = [sample.stats for sample in output.outputs if sample.stats is not None]
+    guesses = Guesses(
+        drafted=sum(each.drafted_tokens for each in stats),
+        accepted=sum(each.accepted_tokens for each in stats),
+        verifies=sum(each.verifies for each in stats),
+    )
+    return {
+        "kind": engine.name,
+        "drafted_tokens": guesses.drafted,
+        "accepted_tokens": guesses.accepted,
+        "acceptance_rate": guesses.acceptance_rate,
+        "mean_acceptance_length": guesses.mean_acceptance_length,
+        "draft_s": engine.draft_seconds,
+        "why_off": engine.why,
     }
 
 

@@ -143,6 +143,7 @@ class KVManager:
             self.capacity.bump()  # who waits for these blocks may probe again
 
     def truncate(self, cache_id: int, new_len: int) -> None:
+        """Drop what is behind new_len; what is before it is thereby verified."""
         seq = self._get(cache_id)
         self._check_truncation(cache_id, seq, new_len)
         keep = self._blocks_for(new_len)
@@ -154,7 +155,8 @@ class KVManager:
             del table[keep:]
             seq.left[g] = min(seq.left[g], keep)
         del seq.tokens[new_len:], seq.keys[full:]
-        seq.verified = min(seq.verified, new_len)
+        seq.verified = new_len
+        self.prefix.register(seq)
         self.capacity.bump()
 
     def release(self, cache_id: int, *, forget: bool = False) -> None:

@@ -27,6 +27,8 @@ def plan_pools(
     max_model_len: int,
     free_memory: int,
     state_bytes: int = 0,
+    *,
+    share: float = 1.0,
 ) -> PoolPlan:
     """Room for min(half of `free_memory`, CONTEXTS × max_model_len tokens), or for config.kv_memory.
 
@@ -37,6 +39,7 @@ def plan_pools(
     Args:
         state_bytes: of one sequence's recurrent layers; 0 where there are none.
         free_memory: bytes free now, the weights being loaded.
+        share: of all those bytes; another model's pools get the rest.
 
     Raises:
         UsageError: more is asked for than is free, or less than LEAST_TOKENS fit.
@@ -46,7 +49,7 @@ def plan_pools(
             f"--kv-memory is {config.kv_memory:,} bytes",
             f"allowed: at most {free_memory:,}, what is free now",
         )
-    budget = free_memory // 2 if config.kv_memory is None else config.kv_memory
+    budget = int(share * (free_memory // 2 if config.kv_memory is None else config.kv_memory))
     num_states = _num_states(state_bytes, config, budget // 2 if groups else budget)
     if not groups:
         return PoolPlan((), num_states, ())

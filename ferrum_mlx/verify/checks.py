@@ -21,6 +21,7 @@ from ferrum_mlx.verify.compare import (
     Skipped,
     log_softmax,
 )
+from ferrum_mlx.verify.guesses import spoiled
 from ferrum_mlx.verify.memory import check_pools
 from ferrum_mlx.verify.runs import Output, Run, Subject, run
 
@@ -51,7 +52,7 @@ class Baseline:
 
     @property
     def dtype(self) -> str:
-        return self.subject.executor.info.dtype
+        return self.subject.executor.info.rounding
 
     def row(self, comparison: Comparison, detail: str = "") -> Row:
         return comparison.row(exact=self.subject.config.numerics == "exact", detail=detail)
@@ -168,6 +169,20 @@ def preempted(base: Baseline) -> Row:
     return base.compare(base.of(result), f"{count} of {len(base.prompts)} preempted")
 
 
+def speculative(base: Baseline) -> Row:
+    """Drafts beside prefills and decodes: the plain run's own tokens, every third one wrong."""
+    executor = base.subject.executor
+    if not executor.capabilities().speculative_decoding:
+        raise Skipped(REFUSED, "its layers keep a state, which no rejected draft can leave")
+    answers = {str(i): output.ids for i, output in enumerate(base.outputs)}
+    guess = spoiled(answers, executor.info.vocab_size)
+    result = run(base.subject, {i: [request] for i, request in enumerate(base.requests())}, guess=guess)
+    seen = result.seen
+    if not seen.accepted or seen.accepted == seen.drafted:
+        raise Skipped(REFUSED, f"{seen.accepted} of {seen.drafted} drafts were right: that shows nothing")
+    return base.compare(base.of(result), f"{seen.accepted} of {seen.drafted} drafts accepted")
+
+
 def seeded(base: Baseline) -> Row:
     """Samples beside batchmates and without.
 
@@ -233,6 +248,7 @@ CHECKS: dict[str, Callable[[Baseline], Row]] = {
     "prefix hit = miss": prefix_hit,
     "snapshot hit = miss": snapshot_hit,
     "preempted = not": preempted,
+    "speculation = plain": speculative,
     "seed alone = beside others": seeded,
     "logprobs = the logits'": logprobs,
     "no pool is copied": lambda base: check_pools(base.subject, greedy("memory", base.prompts[0])),

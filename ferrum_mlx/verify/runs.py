@@ -16,6 +16,9 @@ from ferrum_mlx.engine import Engine
 from ferrum_mlx.executor import ModelExecutor, Pending, Submission
 from ferrum_mlx.messages import Delta, Failed, Finished, Submit
 from ferrum_mlx.output import TextCodec
+from ferrum_mlx.speculative.accept import accepted
+from ferrum_mlx.speculative.speculation import Speculation
+from ferrum_mlx.verify.guesses import Guess, Guesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Recorder:
         chunks: forwards that ended inside what was known of the request.
         preemptions: how often it made way.
         together: most requests in one forward; `mixed`, forwards with decodes and prefills in them.
+        drafted, accepted: drafts that were verified, and those that were right.
     """
 
     def __init__(self, executor: ModelExecutor, *, use_prefix: bool) -> None:
@@ -73,7 +77,7 @@ class Recorder:
         self.cached: dict[str, int] = {}
         self.chunks: Counter[str] = Counter()
         self.preemptions: Counter[str] = Counter()
-        self.together = self.mixed = 0
+        self.together = self.mixed = self.drafted = self.accepted = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._executor, name)
@@ -105,22 +109,27 @@ class Recorder:
         submission = self._executor.submit(UnifiedBatch(tuple(items)))
         if isinstance(submission, (Deferred, NotSubmitted)):
             return submission
-        return _Recorded(self, submission)
+        return _Recorded(self, batch, submission)
 
-    def keep(self, results: Sequence[ItemResult]) -> None:
-        for result in results:
+    def keep(self, batch: UnifiedBatch, results: Sequence[ItemResult]) -> None:
+        for item, result in zip(batch.items, results, strict=True):
             if result.logits is not None:
-                self.rows[self._names[result.cache_id]].append(result.logits[-1])
+                drafts = item.q_tokens[1:] if item.verify else ()
+                count = len(accepted(drafts, result.token_ids))
+                self.rows[self._names[result.cache_id]].extend(result.logits[-item.num_sampled :][:count])
+                self.drafted += len(drafts)
+                self.accepted += count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     recorder: Recorder
+    batch: UnifiedBatch
     pending: Pending
 
     def result(self) -> list[ItemResult]:
         results = self.pending.result()
-        self.recorder.keep(results)
+        self.recorder.keep(self.batch, results)
         return results
 
 
@@ -137,6 +146,7 @@ def run(
     use_prefix: bool = False,
     max_chunk: int | None = None,
     max_seqs: int | None = None,
+    guess: Guess | None = None,
 ) -> Run:
     """Serve requests to their ends.
 
@@ -144,6 +154,7 @@ def run(
         arrivals: requests by the step before which they arrive.
         use_prefix: False finds nothing in the prefix cache.
         max_chunk, max_seqs: EngineConfig's, where not the subject's own.
+        guess: where drafts come from; None drafts nothing.
 
     Raises:
         FerrumError: a request failed.
@@ -154,7 +165,7 @@ def run(
         max_num_seqs=max_seqs or subject.config.max_num_seqs,
     )
     recorder = Recorder(subject.executor, use_prefix=use_prefix)
-    engine = engine_over(subject, cast(ModelExecutor, recorder), config)
+    engine = engine_over(subject, cast(ModelExecutor, recorder), config, guess and Guesses(guess))
     outputs: dict[str, Output] = defaultdict(Output)
     step = 0
     try:
@@ -166,14 +177,24 @@ def run(
     finally:
         for request in (request for requests in arrivals.values() for request in requests):
             engine.abort(request.request_id)  # what a failure left; the others are over
+        while engine.has_work():  # a step of theirs may be in flight, on an executor that others share
+            engine.step()
     for name, output in outputs.items():
         output.rows = recorder.rows[name]
     return Run(outputs, recorder)
 
 
-def engine_over(subject: Subject, executor: ModelExecutor, config: EngineConfig) -> Engine:
+def engine_over(
+    subject: Subject, executor: ModelExecutor, config: EngineConfig, speculation: Speculation | None = None
+) -> Engine:
     return Engine(
-        executor, subject.codec, config, backend="verify", backend_reason="", log=subject.engine.log
+        executor,
+        subject.codec,
+        config,
+        backend="verify",
+        backend_reason="",
+        log=subject.engine.log,
+        speculation=speculation,
     )
 
 

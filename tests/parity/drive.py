@@ -14,12 +14,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from ferrum_mlx.backends.fake import FakeCodec
 from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.backends.zoo import VOCAB
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.messages import Delta, Failed, Stepped, Submit
 from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.verify.guesses import Guesses, spoiled
 
 ENTER_AT = (0, 2, 3, 5)  # steps
 NEW_TOKENS = 16
@@ -29,7 +31,7 @@ GRID = ((8, 7, 24), (16, 64, 128), (32, 512, 512))  # block size, longest chunk,
 def prompts() -> list[list[int]]:
     """37 and 19 tokens are past every window; 37, and 19 with its output, past the original context."""
     rng = np.random.default_rng(0)
-    return [rng.integers(0, zoo.VOCAB, length).tolist() for length in (37, 5, 1, 19)]
+    return [rng.integers(0, VOCAB, length).tolist() for length in (37, 5, 1, 19)]
 
 
 # mlx-lm alone
@@ -82,11 +84,19 @@ def executor(
 class Run:
     outputs: list[list[int]]
     mixed_steps: int  # with a prefill chunk and a decode in one forward
+    drafted: int = 0
+    accepted: int = 0
 
 
-def run_engine(executor: ModelExecutor, config: EngineConfig, new_tokens: int = NEW_TOKENS) -> Run:
-    """All prompts, entering at different steps."""
-    engine = Engine(executor, FakeCodec(), config, backend="mlx", backend_reason="a test")
+def run_engine(
+    executor: ModelExecutor,
+    config: EngineConfig,
+    new_tokens: int = NEW_TOKENS,
+    answers: Sequence[Sequence[int]] = (),
+) -> Run:
+    """All prompts, entering at different steps; with `answers`, drafts of which every third one is wrong."""
+    drafts = Guesses(spoiled({str(i): ids for i, ids in enumerate(answers)}, VOCAB)) if answers else None
+    engine = Engine(executor, FakeCodec(), config, backend="mlx", backend_reason="a test", speculation=drafts)
     params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
     outputs: list[list[int]] = [[] for _ in ENTER_AT]
     step = mixed = 0
@@ -103,7 +113,9 @@ def run_engine(executor: ModelExecutor, config: EngineConfig, new_tokens: int = 
                 mixed += bool(event.stats.prefill_tokens and event.stats.decode_tokens)
         step += 1
     assert [len(ids) for ids in outputs] == [new_tokens] * len(outputs)  # an output cut short proves nothing
-    return Run(outputs, mixed)
+    if drafts is None:
+        return Run(outputs, mixed)
+    return Run(outputs, mixed, drafts.stats().drafted, drafts.stats().accepted)
 
 
 def scatter_blocks(executor: ModelExecutor) -> list[int]:

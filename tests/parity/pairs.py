@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,14 @@ import numpy as np
 from ferrum_mlx.backends.fake import FakeCodec
 from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.backends.zoo import VOCAB
 from ferrum_mlx.batch import TokenLogprobs
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.messages import Delta, Event, Failed, Finished, Stepped, Submit
 from ferrum_mlx.request import Request
 from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.verify.guesses import Guesses, spoiled
 
 NEW_TOKENS = 14
 
@@ -35,6 +37,7 @@ class Case:
     preempt_at: int | None = None  # step
     cancel_at: int | None = None
     urgent_at: int | None = None
+    drafts: bool = False
     proofs: list[Callable[[Run], bool]] = field(default_factory=list)
 
     @property
@@ -59,6 +62,8 @@ class Run:
     mixed_steps: int = 0
     chunks: int = 0
     cancelled: bool = False
+    drafted: int = 0
+    accepted: int = 0
 
 
 MODELS = {
@@ -144,6 +149,14 @@ def long_context(case: Case) -> None:
     case.prompt_len = 330
 
 
+def speculation(case: Case) -> None:
+    """Two of three drafts are the plain run's tokens, past its stop too; batchmates' are mostly wrong."""
+    case.drafts = True
+    if case.preempt_at is not None:  # it ends in fewer steps
+        case.preempt_at = 3
+    case.proofs.append(lambda run: run.drafted > run.accepted > 0)
+
+
 FEATURES: dict[str, Callable[[Case], None]] = {
     "batching": batching,
     "chunked prefill": chunked_prefill,
@@ -160,6 +173,7 @@ FEATURES: dict[str, Callable[[Case], None]] = {
     "cancel of a neighbour": cancelled_neighbour,
     "priority": priority,
     "long context": long_context,
+    "speculation": speculation,
 }
 
 
@@ -167,7 +181,7 @@ FEATURES: dict[str, Callable[[Case], None]] = {
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
-    return np.random.default_rng([length, salt]).integers(0, zoo.VOCAB, length).tolist()
+    return np.random.default_rng([length, salt]).integers(0, VOCAB, length).tolist()
 
 
 def build(model: str, settings: dict[str, Any]) -> Engine:
@@ -204,12 +218,20 @@ def take(outputs: dict[str, Output], events: list[Event]) -> None:
             output.usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
 
 
-def run(case: Case, params: dict[str, Any]) -> Run:
+def guesses(submits: Sequence[Submit], plain: Sequence[Output]) -> Guesses:
+    answers = {submit.request_id: out.token_ids for submit, out in zip(submits, plain, strict=True)}
+    guess = spoiled(answers, VOCAB)
+    return Guesses(lambda request, room: guess(request, room) or request.tokens(0, min(room, 5)))
+
+
+def run(case: Case, params: dict[str, Any], plain: Sequence[Output] = ()) -> Run:
+    """`plain` is what drafts are made of, where the case has any."""
     submits = submits_of(case, params)
     settings = dict(case.settings)
     if case.urgent_at is not None:
         settings["max_num_seqs"] = case.neighbours + len(submits)
     engine = build(case.model, settings)
+    drafts = engine._speculation = guesses(submits, plain) if case.drafts else None
     if case.warm:
         engine.submit(
             Submit("before", prompt(case.prompt_len)[: case.prompt_len // 2], SamplingParams(max_tokens=2))
@@ -237,6 +259,8 @@ def run(case: Case, params: dict[str, Any]) -> Run:
         take(outputs, events)
         step += 1
     assert engine.executor.kv_capacity_snapshot().used_blocks == 0
+    if drafts is not None:
+        result.drafted, result.accepted = drafts.stats().drafted, drafts.stats().accepted
     engine.shutdown()
     return result
 

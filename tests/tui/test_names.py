@@ -17,7 +17,8 @@ import ferrum_tui
 MODULES = sorted(
     file.stem for file in Path(ferrum_tui.__file__).parent.glob("*.py") if file.stem != "__init__"
 )
-MEANT = {"BINDINGS", "CSS_PATH", "TITLE", "border_title", "border_subtitle", "text", "theme"}  # to be set
+# Meant to be set:
+MEANT = {"BINDINGS", "CSS_PATH", "TITLE", "border_title", "border_subtitle", "text", "theme", "tooltip"}
 
 
 def ours() -> list[type[DOMNode]]:

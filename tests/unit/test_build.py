@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ferrum_mlx import build
 from ferrum_mlx.build import choose_backend
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import BackendUnavailableError
 
 BOTH = ("mlx", "torch")
@@ -19,9 +21,9 @@ BOTH = ("mlx", "torch")
         (BOTH, "Darwin", "arm64", False, "mlx", "Apple silicon"),
         (("torch",), "Darwin", "arm64", False, "torch", "mlx is not installed"),
         (BOTH, "Linux", "x86_64", True, "torch", "NVIDIA GPU"),
-        (BOTH, "Linux", "x86_64", False, "mlx", "no Apple or NVIDIA GPU"),
-        (("mlx",), "Linux", "x86_64", True, "mlx", "on CPUs"),
-        (("torch",), "Linux", "aarch64", False, "torch", "mlx is not installed"),
+        (BOTH, "Linux", "x86_64", False, "torch", "no Apple or NVIDIA GPU; torch packs weights"),
+        (("mlx",), "Linux", "x86_64", False, "mlx", "torch, which packs weights for CPUs, is not installed"),
+        (("torch",), "Linux", "aarch64", False, "torch", "torch packs weights"),
     ],
 )
 def test_auto(
@@ -55,6 +57,27 @@ def test_an_absent_library_gives_one_line_with_the_command(
     assert "installed" in message
     assert ("pip install 'ferrum-mlx[torch]'" in message) is (wanted != "mlx")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("asked", "context", "own", "said"),
+    [
+        (None, 4096, 9000, ["the context is 4,096 tokens of the model's 9,000; --max-model-len takes more"]),
+        (4096, 4096, 9000, []),  # the user's own wish
+        (None, 4096, 4096, []),
+        (None, 2048, 2048, []),
+        (None, 4096, 0, []),  # the model names no limit
+        (None, 1024, 9000, []),  # by another bound, which is said where it is found
+    ],
+)
+def test_a_context_that_the_model_would_not_end_is_said(
+    asked: int | None, context: int, own: int, said: list[str]
+) -> None:
+    executor = SimpleNamespace(
+        info=SimpleNamespace(max_sequence_length=own),
+        capabilities=lambda: SimpleNamespace(max_sequence_length=context),
+    )
+    assert build._context_notes(EngineConfig(max_model_len=asked), executor) == said
 
 
 def test_a_broken_library_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

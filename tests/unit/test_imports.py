@@ -32,16 +32,17 @@ LAYERS = (
         "request",
         "messages",
         "sanitize",
+        "plain",
         "nearties",
     ),
     (
-        *("kv", "scheduler", "speculative", "tokenizer", "detokenizer", "output", "intake"),
+        *("kv", "scheduler", "speculative", "launched", "tokenizer", "detokenizer", "output", "intake"),
         *("chat_template", "thinking"),
         *("catalog", "hub", "hub_repo", "hub_wheel", "files", "gguf", "gguf_llama", "gguf_tokenizer"),
     ),
     ("engine",),
     ("verify",),
-    ("build", "transport", "stream", "answers", "client", "prometheus", "inputs", "llm"),
+    ("build", "build_speculation", "transport", "stream", "answers", "client", "prometheus", "inputs", "llm"),
     ("cli", "bench"),
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
@@ -57,9 +58,11 @@ OWNERS = {
     "mlx": ("ferrum_mlx.backends.mlx", "ferrum_mlx.bench"),
     "mlx_lm": ("ferrum_mlx.backends.mlx", "ferrum_mlx.bench"),
     "torch": ("ferrum_mlx.backends.torch", "ferrum_mlx.bench"),
+    "triton": ("ferrum_mlx.backends.torch",),
     "textual": ("ferrum_tui",),
 }
 IMPORTED_AS = {"markdown-it-py": "markdown_it"}
+COMES_WITH_TORCH = {"triton"}  # where it is built for CUDA
 HEAVY = {"mlx", "mlx_lm", "torch", "transformers"}
 
 
@@ -126,7 +129,7 @@ def backend_refusal(name: str, target: str) -> str:
     there = unit(target)
     if there == "backends":
         mine, theirs = name.split(".")[2:3], target.split(".")[2:3]
-        shared = theirs in (["base"], ["step"], ["selfcheck"])
+        shared = theirs in (["base"], ["flight"], ["step"], ["selfcheck"], ["zoo"])
         return "" if shared or theirs == mine else "a backend never imports another"
     return "" if there in BACKEND_MAY else f"a backend imports only {', '.join(sorted(BACKEND_MAY))}"
 
@@ -190,11 +193,12 @@ def test_the_checker_allows(name: str, source: str) -> None:
 def undeclared(name: str, source: str, is_package: bool = False) -> set[str]:
     """Third-party packages a module imports without pyproject.toml asking for them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["torch"]]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["torch"], *extras["plot"]]
     packages = {re.split(r"[^a-z0-9-]", line)[0] for line in asked}
     known = {IMPORTED_AS.get(package, package.replace("-", "_")) for package in packages}
     tops = {target.split(".")[0] for target, _ in imports(name, source, is_package)}
-    return tops - known - sys.stdlib_module_names - set(FOLDERS) - {"ferrum_models"}
+    return tops - known - COMES_WITH_TORCH - sys.stdlib_module_names - set(FOLDERS) - {"ferrum_models"}
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

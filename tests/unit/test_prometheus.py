@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -16,6 +17,7 @@ from ferrum_mlx.metrics import (
     KVUsage,
     Latencies,
     RequestStats,
+    SpeculationStats,
     StepStats,
     Timings,
     Usage,
@@ -119,6 +121,16 @@ def text() -> str:
 )
 def test_numbers(text: str, name: str, expected: object) -> None:
     assert value(text, name) == expected
+
+
+def test_guesses_are_counted_where_there_are_any(text: str) -> None:
+    assert not [name for name in samples(text) if "spec_decode" in name]
+    stats = SpeculationStats(name="ngram", drafted=30, accepted=21, verifies=7, draft_seconds=0.5)
+    counted = exposition(Totals(), replace(STEP, speculation=stats), "m")
+    assert value(counted, "spec_decode_num_drafts_total") == 7
+    assert value(counted, "spec_decode_num_draft_tokens_total") == 30
+    assert value(counted, "spec_decode_num_accepted_tokens_total") == 21
+    assert value(counted, "spec_decode_draft_seconds_total") == 0.5
 
 
 def test_labels(text: str) -> None:

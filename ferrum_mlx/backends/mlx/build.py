@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -10,16 +11,63 @@ import mlx.nn as nn
 
 from ferrum_mlx.backends.mlx import device as devices
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.backends.mlx.first_layers import first_layers
+from ferrum_mlx.backends.mlx.layers import inspect_layers
 from ferrum_mlx.backends.mlx.loader import load_model
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.model_info import ModelInfo
 
 
-def build_executor(
-    resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str], None]
-) -> tuple[MLXExecutor, str, list[str]]:
-    """The executor, ready to serve; how matmuls are done and why; the notes a user must see."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model whose weights are in memory, before it has KV pools; `notes` are on the weights."""
+
+    model: nn.Module
+    info: ModelInfo
+    device: devices.Device
+    notes: tuple[str, ...]
+
+    @property
+    def has_state(self) -> bool:
+        """Its layers carry more from token to token than keys and values."""
+        return bool(inspect_layers(self.model, self.info.model_type).states)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return sum(layer.bytes_per_token for layer in inspect_layers(self.model, self.info.model_type).kv)
+
+    @property
+    def route(self) -> str:
+        """How matmuls are done, and why."""
+        return self.device.route
+
+    @property
+    def free_memory(self) -> int:
+        return devices.free_memory(self.device)
+
+    def first_layers(self, count: int) -> Loaded:
+        """Its first layers as a model of their own, the weights shared; before it has an executor."""
+        model = first_layers(self.model, count, self.info.model_type)
+        name = f"the first {count} layers of {self.info.model_id}"
+        info = replace(
+            self.info, model_id=name, num_layers=count, num_parameters=devices.num_parameters(model)
+        )
+        return replace(self, model=model, info=info, notes=())
+
+    def executor(
+        self, config: EngineConfig, narrate: Callable[[str], None], free_memory: int, share: float = 1.0
+    ) -> tuple[MLXExecutor, list[str]]:
+        """Ready to serve, with that share of the memory; and what a user must see."""
+        executor = MLXExecutor(
+            self.model, self.info, config, host=self.device.host, free_memory=free_memory, share=share
+        )
+        narrate("checking that paged attention is exact for this model")
+        executor.prepare_startup()
+        return executor, [*self.notes, *executor.notes]
+
+
+def load(resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str], None]) -> Loaded:
     device = devices.select(config.device)
     notes: list[str] = []
     model, model_config = load_model(resolved, quantized=not device.host)
@@ -33,11 +81,16 @@ def build_executor(
     narrate("reading the weights")
     mx.eval(model.parameters())
     info = model_info(resolved, model, model_config, device.name, quantization)
-    free = devices.free_memory(device)
-    executor = MLXExecutor(model, info, config, host=device.host, free_memory=free)
-    narrate("checking that paged attention is exact for this model")
-    executor.prepare_startup()
-    return executor, device.route, notes + executor.notes
+    return Loaded(model, info, device, tuple(notes))
+
+
+def build_executor(
+    resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str], None]
+) -> tuple[MLXExecutor, str, list[str]]:
+    """The executor, ready to serve; how matmuls are done and why; the notes a user must see."""
+    loaded = load(resolved, config, narrate)
+    executor, notes = loaded.executor(config, narrate, loaded.free_memory)
+    return executor, loaded.route, notes
 
 
 def model_info(

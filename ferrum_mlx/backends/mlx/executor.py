@@ -18,7 +18,7 @@ from ferrum_mlx.backends.mlx.host_attention import HostStorage
 from ferrum_mlx.backends.mlx.host_layers import use_host_layers
 from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, inspect_layers
 from ferrum_mlx.backends.mlx.packed import PackedModel
-from ferrum_mlx.backends.mlx.pending import choose
+from ferrum_mlx.backends.mlx.pending import Sampled, choose, token_ids
 from ferrum_mlx.backends.mlx.pools import PagedStorage, PoolStorage
 from ferrum_mlx.backends.mlx.state import StateStore
 from ferrum_mlx.backends.step import Step
@@ -32,10 +32,17 @@ from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirement
 
 
 class MLXExecutor(PagedExecutor):
-    """`free_memory` is in bytes, measured after the weights were loaded."""
+    """`free_memory` is in bytes, measured after the weights were loaded; `share` of it is for this model."""
 
     def __init__(
-        self, model: nn.Module, info: ModelInfo, config: EngineConfig, *, host: bool, free_memory: int
+        self,
+        model: nn.Module,
+        info: ModelInfo,
+        config: EngineConfig,
+        *,
+        host: bool,
+        free_memory: int,
+        share: float = 1.0,
     ) -> None:
         install()
         inspection = inspect_layers(model, info.model_type)
@@ -46,7 +53,8 @@ class MLXExecutor(PagedExecutor):
         self._state_specs = tuple(_state_spec(*state) for state in states)
         groups = group_layers(layers)
         max_len = _context(info, config)
-        plan = plan_pools(groups, config, max_len, free_memory, sum(s.num_bytes for s in self._state_specs))
+        state_bytes = sum(spec.num_bytes for spec in self._state_specs)
+        plan = plan_pools(groups, config, max_len, free_memory, state_bytes, share=share)
         store = StateStore([len(state.shapes) for _, state in states])
         kv = KVManager(
             groups,
@@ -65,6 +73,7 @@ class MLXExecutor(PagedExecutor):
             max_tokens=config.max_num_batched_tokens,
         )
         self.notes = list(plan.notes)
+        self._latest: Sampled | None = None  # the latest launch
         self._parameter_bytes = sum(array.nbytes for array in parameter_arrays(model))
         self._state_pool_bytes = plan.num_states * sum(spec.num_bytes for spec in self._state_specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -111,6 +120,7 @@ class MLXExecutor(PagedExecutor):
     def shutdown(self) -> None:
         self.kv.capacity.close()
         self._packed.release()
+        self._latest = None
         self._model = nn.Module()  # drops the weights
         self._state = ExecutorState.SHUTDOWN
         mx.clear_cache()
@@ -130,11 +140,18 @@ class MLXExecutor(PagedExecutor):
                 *(["state"] if self._state_specs else []),
             ),
             speculative_decoding=not self._state_specs,  # a state cannot be rolled back
+            one_step_ahead=False,  # see _launch
             tensor_parallel=False,
             dtypes=(self.info.dtype,),
             devices=(self.info.device,),
             off=tuple(self._packed.off),
+            max_verify_rows=None if self._host else self._verify_rows(),
         )
+
+    def _verify_rows(self) -> int:
+        """MLX's fused attention for few queries: at most 8 rows, and 32 of them by query heads a KV head."""
+        group = self.info.num_heads // max(1, self.info.num_kv_heads)
+        return max(2, min(8, 32 // max(1, group)))
 
     def memory(self) -> MemoryRequirements:
         return MemoryRequirements(
@@ -167,7 +184,8 @@ class MLXExecutor(PagedExecutor):
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
         step = Step(batch, self.kv)
-        pending = choose(step, self._packed.logits(step))
+        pending = choose(step, self._packed.logits(step, token_ids(step, self._latest)))
+        self._latest = pending.for_the_next
         mx.async_eval(*pending.arrays, *self._packed.arrays())
         return pending
 

@@ -70,13 +70,13 @@ class PackedModel:
         if self._backbone is None:
             self.off.append("row selection before the output head: no part of the model computes all but it")
 
-    def logits(self, step: Step) -> mx.array:
-        """[R, vocab]; when R is 0 the output head is not run."""
+    def logits(self, step: Step, ids: mx.array) -> mx.array:
+        """[R, vocab] for the ids [T]; when R is 0 the output head is not run."""
         self.context.enter(step)
         if len(step.rows) < step.num_tokens:
             self._selector.rows = mx.array(step.rows)
         try:
-            logits: mx.array = self._model(mx.array(step.token_ids)[:, None], cache=self._caches)[:, 0]
+            logits: mx.array = self._model(ids[:, None], cache=self._caches)[:, 0]
         except NoRows:
             logits = mx.zeros((0, self._vocab_size))
         self._leave()

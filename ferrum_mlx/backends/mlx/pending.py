@@ -15,6 +15,14 @@ from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedItem
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of a launch, for the step behind it; `last` says where a cache's last one is among them."""
+
+    tokens: mx.array
+    last: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class PendingStep:
     """Rows are in the step's order.
 
@@ -35,6 +43,10 @@ class PendingStep:
     def arrays(self) -> list[mx.array]:
         """What `result` reads back, but for full logits."""
         return [self.tokens, *self.sampled.arrays, *self.known.arrays]
+
+    @property
+    def for_the_next(self) -> Sampled:
+        return Sampled(self.tokens, self.step.sampled_last)
 
     def result(self) -> list[ItemResult]:
         tokens = iter(np.array(self.tokens).tolist())
@@ -58,6 +70,16 @@ class PendingStep:
         if item.logits is not LogitsPolicy.FULL or start == end:
             return None
         return np.array(self.logits[start:end].astype(mx.float32))
+
+
+def token_ids(step: Step, before: Sampled | None) -> mx.array:
+    """[T] int32: a step's ids, those not known yet taken from the step before, which nobody waits for."""
+    ids = mx.array(step.token_ids)
+    if step.awaited:
+        assert before is not None
+        sources = [before.last[cache] for cache in step.awaited.values()]
+        ids[_indices(list(step.awaited))] = before.tokens[_indices(sources)].astype(mx.int32)
+    return ids
 
 
 def choose(step: Step, logits: mx.array) -> PendingStep:
