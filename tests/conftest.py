@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -19,6 +20,8 @@ from ferrum_mlx.catalog import PypiSource, ResolvedModel, default_card
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if shutil.which("nvidia-smi") is None:  # nothing to compile for; read when triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

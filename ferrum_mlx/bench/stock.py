@@ -71,7 +71,7 @@ def _ferrum(tokens: int) -> dict[str, object]:
     from ferrum_mlx.llm import LLM
     from ferrum_mlx.sampling import SamplingParams
 
-    with LLM() as llm:
+    with LLM(backend="mlx") as llm:
         for count in (2, tokens):  # the first is the warm-up
             params = SamplingParams(max_tokens=count, ignore_eos=True)
             ids: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,9 @@ from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from ferrum_mlx.backends.torch.executor import TorchExecutor
 
 Build = Callable[..., PagedExecutor]
 
@@ -77,7 +80,7 @@ def _mlx(config: EngineConfig, blocks: int, *, host: bool) -> PagedExecutor:
     return MLXExecutor(model, _info(), sized, host=host, free_memory=2**30)
 
 
-def _torch(config: EngineConfig, blocks: int) -> PagedExecutor:
+def _torch(config: EngineConfig, blocks: int, device: str = "cpu") -> TorchExecutor:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -99,7 +102,7 @@ def _torch(config: EngineConfig, blocks: int) -> PagedExecutor:
     )
     block_bytes = 2 * 2 * 2 * 8 * 4 * config.block_size  # K and V, layers, kv_heads, head_dim, float32
     sized = replace(config, kv_memory=(blocks + 1) * block_bytes)
-    model = LlamaForCausalLM(model_config).eval()
+    model = LlamaForCausalLM(model_config).eval().to(device)
     return TorchExecutor(model, _info(), sized, free_memory=2**30)
 
 
@@ -109,7 +112,23 @@ BACKENDS = {
     "mlx-host": lambda config, blocks: _mlx(config, blocks, host=True),
 }
 if find_spec("torch"):  # else test_torch_only.py is skipped, and says why
+    import torch
+
     BACKENDS["torch"] = _torch
+    BACKENDS["torch-captured"] = _torch
+    if torch.cuda.is_available():
+        BACKENDS["torch-cuda"] = lambda config, blocks: _torch(config, blocks, "cuda")
+
+
+def _capture(executor: TorchExecutor) -> None:
+    """Decode steps as on CUDA: through block tables, captured and replayed."""
+    from ferrum_mlx.backends.torch.tables import attend
+
+    from .tape import TapeCapture
+
+    executor.speed_up(lambda: attend, TapeCapture())
+    assert executor.capabilities().off == ()
+    executor.kv.forget_prefixes()  # the checks' own prompts
 
 
 @pytest.fixture(params=BACKENDS)
@@ -119,6 +138,8 @@ def build(request: pytest.FixtureRequest) -> Build:
     def make(blocks: int = 40, **settings: Any) -> PagedExecutor:
         executor = BACKENDS[request.param](tiny_config(**settings), blocks)
         executor.prepare_startup()
+        if request.param == "torch-captured":
+            _capture(executor)
         return executor
 
     return make

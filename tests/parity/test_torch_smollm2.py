@@ -16,7 +16,7 @@ from ferrum_mlx.messages import Delta, Event, Submit
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.tokenizer import Tokenizer, load_tokenizer
 
-from . import golden, nearties, torch_zoo
+from . import golden, nearties, torch_reference
 
 GREEDY = SamplingParams(max_tokens=golden.NEW_TOKENS, ignore_eos=True)
 
@@ -30,7 +30,7 @@ def make(resolved: ResolvedModel, codec: Tokenizer, block_size: int, chunk: int,
     config = EngineConfig(
         block_size=block_size, max_prefill_chunk=chunk, max_model_len=512, numerics=numerics, device="cpu"
     )
-    executor, _, _ = build_executor(resolved, config, lambda what: None)
+    executor, _, _ = build_executor(resolved, config, lambda what: None, packed=False)
     return Engine(executor, codec, config, backend="torch", backend_reason="test")
 
 
@@ -106,4 +106,4 @@ def test_the_golden_ids_are_transformers_too(smollm2: ResolvedModel) -> None:
     model, _ = load_model(smollm2, device.select("cpu"))
     stored = golden.stored()
     for prompt, wanted in zip(stored["prompts"], stored["outputs"], strict=True):
-        assert torch_zoo.generate(model, prompt, golden.NEW_TOKENS) == wanted
+        assert torch_reference.generate(model, prompt, golden.NEW_TOKENS) == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum_mlx.nearties import Fault, NearTie, compare, difference, faults
+from ferrum_mlx.nearties import Fault, NearTie, compare, difference, faults, tolerance
 
 PROMPT = [4, 2]
 
@@ -67,6 +67,11 @@ def test_sixteen_bits_round_more_coarsely() -> None:
         return type(compare([0], [1], [0], lambda _: ours, lambda _: theirs, dtype))
 
     assert [judged(dtype) for dtype in ("bfloat16", "float16", "float32")] == [NearTie, Fault, Fault]
+
+
+def test_what_is_no_16_bit_type_is_held_to_float32s_share() -> None:
+    shares = [tolerance(dtype) for dtype in ("float32", "float64", "float16", "bfloat16")]
+    assert shares == [1e-3, 1e-3, 3e-2, 1e-1]
 
 
 def test_equal_bans_are_no_difference() -> None:

@@ -8,9 +8,11 @@ gets None; which keys a row sees is the step's business. Nothing here knows an a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -22,7 +24,31 @@ from ferrum_mlx.errors import UnsupportedModelError
 PAGED = "ferrum_paged"
 
 
-class RunningStep:
+class Attending(ABC):
+    """What answers a model's attention calls while it is entered."""
+
+    @abstractmethod
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[1, heads, T, head_dim] each → [1, T, heads, value_dim]."""
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        token = _running.set(self)
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+
+class RunningStep(Attending):
     """A step on its way through the layers: the model's n-th attention call uses the n-th storage."""
 
     def __init__(self, step: Step, storages: Sequence[PagedStorage]) -> None:
@@ -38,7 +64,6 @@ class RunningStep:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[1, heads, T, head_dim] each → [1, T, heads, value_dim]."""
         if self._calls == len(self._storages):
             raise UnsupportedModelError(f"the model attends more often than {self._calls} times in a forward")
         storage = self._storages[self._calls]
@@ -49,18 +74,15 @@ class RunningStep:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        token = _running.set(self)
-        try:
+        with super().entered():
             yield
-        finally:
-            _running.reset(token)
         if self._calls != len(self._storages):
             raise UnsupportedModelError(
                 f"the model attended {self._calls} times in a forward, {len(self._storages)} at its load"
             )
 
 
-_running: ContextVar[RunningStep] = ContextVar("the step that runs in this thread")
+_running: ContextVar[Attending] = ContextVar("the step that runs in this thread")
 
 
 def _attend(
@@ -76,9 +98,14 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; it takes the pair of an output and attention weights."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _running.get().attend(query, key, value, scale, softcap, s_aux), None
+    return attend_running(query, key, value, scale, softcap, s_aux), None
 
 
-def install() -> None:
-    """Make the name known to transformers."""
-    AttentionInterface.register(PAGED, _attend)
+def attend_running(*call: Any) -> torch.Tensor:
+    """`Attending.attend` of what is entered in this thread."""
+    return _running.get().attend(*call)
+
+
+def install(*, compiling: bool = False) -> None:
+    """Make the name known to transformers; `compiling` keeps torch.compile out of what it names."""
+    AttentionInterface.register(PAGED, torch.compiler.disable(_attend) if compiling else _attend)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -42,9 +47,12 @@ def select(wanted: str) -> Device:
     if wanted != "cpu" and torch.cuda.is_available():
         # float32 products would otherwise be TF32 where a library has switched it on.
         torch.backends.cuda.matmul.allow_tf32 = False
-        return Device(torch.cuda.get_device_name(), torch.device("cuda"), torch.bfloat16)
+        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return Device(torch.cuda.get_device_name(), torch.device("cuda"), dtype)
     if wanted != "cpu" and torch.backends.mps.is_available():
-        return Device("Apple GPU", torch.device("mps"), torch.bfloat16)
+        has_bfloat16 = torch.backends.mps.is_macos_or_newer(14, 0)
+        dtype = torch.bfloat16 if has_bfloat16 else torch.float16
+        return Device("Apple GPU", torch.device("mps"), dtype)
     if wanted == "gpu":
         raise BackendUnavailableError(
             "--device gpu: torch finds neither CUDA nor MPS here",
@@ -94,6 +102,60 @@ def reset_peak(device: torch.device) -> None:
     """Count the peak from now on, where it is counted."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    elif device.type == "mps":
+        torch.mps.empty_cache()  # the driver's sum then only grows by what is taken from now on
+
+
+def upload(array: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The array's values on a device; on CUDA without waiting for what runs there."""
+    tensor = torch.from_numpy(array).to(dtype)
+    if device.type == "cuda" and tensor.numel():
+        # torch gives the pinned copy's memory to nobody else before the transfer is over
+        tensor = tensor.pin_memory()
+    return send(tensor, device)
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device; to MPS it waits, as the copy may else read memory that is free by then."""
+    return tensor.to(device, non_blocking=device.type != "mps")
+
+
+def indices(values: Sequence[int] | np.ndarray, device: torch.device) -> torch.Tensor:
+    """[n] int64 on a device: indexing by a list would wait for what runs on CUDA."""
+    return upload(np.asarray(values, dtype=np.int64), device)
+
+
+class Download:
+    """A tensor's values as they are now, on their way to the host; `read` waits for nothing queued after."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._values, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._values.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> list[Any]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._values.tolist()
+
+
+def to_sample(logits: torch.Tensor) -> torch.Tensor:
+    """Logits where tokens can be chosen from them: the CPU instead of MPS.
+
+    The noise is made of exact 64-bit integers, ties are told apart by them, and filters sort and cumulate;
+    MPS has got each of these wrong in one release of torch or another.
+    """
+    return logits.float().cpu() if logits.device.type == "mps" else logits
+
+
+def give_back() -> None:
+    """Freed memory of this process to the system; glibc keeps what large temporary arrays leave behind."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,18 @@ from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch import weights
+from ferrum_mlx.backends.torch.capture import Capture, CUDACapture
 from ferrum_mlx.backends.torch.exact import ExactStorage
+from ferrum_mlx.backends.torch.graphs import DecodeBuffers, DecodeGraphs
 from ferrum_mlx.backends.torch.layers import group_layers, inspect_layers, rope_ceiling
 from ferrum_mlx.backends.torch.packed import PackedModel
-from ferrum_mlx.backends.torch.pending import choose
-from ferrum_mlx.backends.torch.pools import PoolStorage
+from ferrum_mlx.backends.torch.paged_check import switch_on, triton_kernel
+from ferrum_mlx.backends.torch.pending import Sampled, choose, token_ids
+from ferrum_mlx.backends.torch.tables import PagedAttention, TableStorage
 from ferrum_mlx.batch import UnifiedBatch
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import FerrumError, UsageError
 from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
 from ferrum_mlx.kv.sizing import plan_pools
@@ -30,10 +35,16 @@ from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirement
 
 
 class TorchExecutor(PagedExecutor):
-    """`free_memory` is in bytes, measured after the weights were loaded."""
+    """`free_memory` is in bytes, measured after the weights were loaded; `share` of it is for this model."""
 
     def __init__(
-        self, model: PreTrainedModel, info: ModelInfo, config: EngineConfig, *, free_memory: int
+        self,
+        model: PreTrainedModel,
+        info: ModelInfo,
+        config: EngineConfig,
+        *,
+        free_memory: int,
+        share: float = 1.0,
     ) -> None:
         model.requires_grad_(False)
         max_len, self.notes = _context(model, info, config)
@@ -43,14 +54,14 @@ class TorchExecutor(PagedExecutor):
         self._device = model.device
         self._exact = config.numerics == "exact" and model.device.type == "cpu"
         groups = group_layers(inspection.layers)
-        plan = plan_pools(groups, config, max_len, free_memory)
+        plan = plan_pools(groups, config, max_len, free_memory, share=share)
         kv = KVManager(
             groups,
             plan.num_blocks,
             config.block_size,
             config.max_num_batched_tokens,
             prefix_cache=config.prefix_cache,
-            salt=(info.model_id, info.dtype, config.numerics),
+            salt=(info.model_id, info.dtype, info.quantization, config.numerics),
         )
         super().__init__(
             kv,
@@ -59,14 +70,16 @@ class TorchExecutor(PagedExecutor):
             max_tokens=config.max_num_batched_tokens,
         )
         self.notes += plan.notes
-        self._parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self._latest: Sampled | None = None  # the latest launch
+        self._parameter_bytes = weights.nbytes(model)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
-        kind = ExactStorage if self._exact else PoolStorage
+        kind = ExactStorage if self._exact else TableStorage
         storages = [
             kind(group_of[i], self._num_slots(group_of[i]), layer, model.device)
             for i, layer in enumerate(inspection.layers)
         ]
         self._packed = PackedModel(model, storages, exact=self._exact)
+        self._graphs: DecodeGraphs | None = None
 
     def _num_slots(self, group: int) -> int:
         return (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
@@ -77,7 +90,11 @@ class TorchExecutor(PagedExecutor):
         Raises:
             UnsupportedModelError: it does not.
         """
+        if self._device.type == "cpu" and not self._exact:
+            self._packed.replay_few_rows()  # before the check, which then sees replayed steps
         selfcheck.check(self)
+        if self._device.type == "cuda":
+            self.speed_up(lambda: triton_kernel(self._device), CUDACapture())
         if self._exact and not selfcheck.is_bitwise(self):
             self.notes.append(
                 f"--numerics exact does not hold to the bit for {self.info.model_type}: its own layers "
@@ -86,9 +103,47 @@ class TorchExecutor(PagedExecutor):
         self.kv.forget_prefixes()  # the checks' own prompts
         self._state = ExecutorState.READY
 
+    def speed_up(
+        self, make_kernel: Callable[[], PagedAttention], capture: Capture, *, compiled: bool = False
+    ) -> None:
+        """Attend through a kernel and replay captured steps, as far as both prove right here.
+
+        Args:
+            compiled: capture what torch.compile makes of the model; it takes its time.
+        """
+        if compiled:
+            self._packed.compile()
+        check = partial(selfcheck.check, self)
+        if reason := switch_on(self._packed.storages, make_kernel, check):
+            self._packed.off.append(f"paged kernel: {reason}")
+        groups, block_size = len(self.kv.groups), self.kv.block_size
+        width = -(-min(self.max_model_len, self.kv.max_tokens) // block_size)
+        num_blocks = min(self.kv.num_blocks)
+        most = min(self._max_seqs, num_blocks)
+        buffers = DecodeBuffers(most, groups, width, block_size, self._device)
+        graphs = DecodeGraphs(self._packed, buffers, groups, most, capture, compiled=compiled)
+        reason = graphs.prepare(num_blocks)
+        if reason is None:
+            self._graphs = graphs
+            try:
+                check()  # its last step is one of two decode rows
+            except FerrumError as error:
+                self._graphs, reason = None, f"through them, {error}"
+        if reason:
+            self._packed.off.append(f"captured decode steps: {reason}")
+
+    def slow_down(self, *, kernel: bool) -> None:
+        """Give up captured steps, and with `kernel` the kernel too: to see what each is worth."""
+        self._graphs = None
+        for storage in self._packed.storages:
+            if kernel and isinstance(storage, TableStorage):
+                storage.kernel = None
+
     def shutdown(self) -> None:
         self.kv.capacity.close()
+        self._graphs = None
         self._packed.release()
+        self._latest = None
         self._state = ExecutorState.SHUTDOWN
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -104,6 +159,7 @@ class TorchExecutor(PagedExecutor):
             kv_capacity=min(self.max_model_len, self.kv.max_tokens),
             attention_kinds=tuple(f"window {g.window}" if g.window else "full" for g in self.kv.groups),
             speculative_decoding=True,
+            one_step_ahead=self._device.type == "cuda",  # elsewhere a step is computed as it is submitted
             tensor_parallel=False,
             dtypes=(self.info.dtype,),
             devices=(self.info.device,),
@@ -136,7 +192,14 @@ class TorchExecutor(PagedExecutor):
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
         step = Step(batch, self.kv)
-        return choose(step, self._packed.logits(step))
+        ids = token_ids(step, self._latest, self._device)
+        if self._graphs is not None and self._graphs.takes(step):
+            logits = self._graphs.logits(step, ids)
+        else:
+            logits = self._packed.logits(step, ids)
+        pending = choose(step, devices.to_sample(logits))
+        self._latest = pending.for_the_next
+        return pending
 
 
 def _context(model: PreTrainedModel, info: ModelInfo, config: EngineConfig) -> tuple[int, list[str]]:

@@ -15,6 +15,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ferrum_mlx import nearties
+from ferrum_mlx.backends.torch.device import dtype_name
+from ferrum_mlx.backends.torch.weights import has_packed
 from ferrum_mlx.errors import FerrumError, UnsupportedModelError, one_line
 from ferrum_mlx.kv.sequence import KVGroup
 
@@ -27,7 +30,6 @@ TOKENS = 3
 FAR = 1 << 20  # positions that a mask is looked at on, unless the model's own limit is nearer
 _PLAIN_CACHES = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # of past keys and values, and nothing else
 _HARMLESS = {"position_ids", "cache_position"}  # tensors that an attention function may ignore
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class _Recorder:
 _recorder: ContextVar[_Recorder] = ContextVar("the inspection that runs in this thread")
 
 
-def _row_by_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def row_by_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Stands in for attention: each row's output follows from its own q, k and v alone."""
     groups = query.shape[1] // key.shape[1]
     own, kept = (array.repeat_interleave(groups, dim=1) for array in (key, value))
@@ -120,7 +122,7 @@ def _inspect(
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     _recorder.get().call(query, key, value, attention_mask, others)
-    return _row_by_row(query, key, value), None
+    return row_by_row(query, key, value), None
 
 
 def _inspect_mask(q_length: int, kv_length: int, mask_function: MaskRule, **_: object) -> torch.Tensor:
@@ -135,7 +137,7 @@ def _rows(
     *_: object,
     **__: object,
 ) -> tuple[torch.Tensor, None]:
-    return _row_by_row(query, key, value), None
+    return row_by_row(query, key, value), None
 
 
 AttentionInterface.register(INSPECT, _inspect)
@@ -195,12 +197,14 @@ def _run(model: Any, recorder: _Recorder, model_type: str, max_len: int) -> torc
         raise _not_through_interface(model_type)
     model.set_attn_implementation(ROWS)
     positions = torch.tensor([[max_len - 1, 1, max_len // 2]], device=model.device)
+    packed = has_packed(model)
+    tolerance = nearties.SAME_PRODUCTS if packed else nearties.tolerance(dtype_name(model.dtype))
     together = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
     for row in range(TOKENS):
         at = slice(row, row + 1)
         alone = model(input_ids=ids[:, at], position_ids=positions[:, at], use_cache=False).logits[0, 0]
         apart = (together[row] - alone).abs().max()
-        if not apart <= _TOLERANCE[model.dtype] * max(1.0, float(alone.abs().max())):
+        if not apart <= tolerance * max(1.0, float(alone.abs().max())):
             raise UnsupportedModelError(
                 f"{model_type} lets tokens of a batch change each other outside of attention, or counts "
                 "positions itself",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,20 @@ from ferrum_mlx.backends.torch import device as devices
 from ferrum_mlx.backends.torch.device import Device
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
-from ferrum_mlx.gguf import GGUFFile
+from ferrum_mlx.gguf import GGUFFile, QuantizedTensor
 from ferrum_mlx.gguf_llama import hf_config, row_order, tensors_by_weight
 
 logging.disable_progress_bar()  # ours narrates, and stdout is data
 logging.set_verbosity_error()  # what matters of it is checked here
 
 
-def load_model(resolved: ResolvedModel, device: Device) -> tuple[PreTrainedModel, list[str]]:
+def load_model(
+    resolved: ResolvedModel, device: Device, *, as_stored: bool = False
+) -> tuple[PreTrainedModel, list[str]]:
     """The model on its device, and notes for the user.
+
+    Args:
+        as_stored: 16-bit weights of a folder stay what they are, whatever the device would rather have.
 
     Raises:
         ModelFileError: files missing, truncated or not fitting the config.
@@ -42,17 +49,19 @@ def load_model(resolved: ResolvedModel, device: Device) -> tuple[PreTrainedModel
     if resolved.format == "gguf":
         model = _load_gguf(resolved.path, device)
     else:
-        model, notes = _load_folder(resolved.path, device)
+        model, notes = _load_folder(resolved.path, device, as_stored)
+    if device.place.type == "mps":
+        model.set_attn_implementation("eager")  # its other attention is wrong there: see pools.attention
     return model.to(device.place).eval(), notes
 
 
-def _load_folder(folder: Path, device: Device) -> tuple[PreTrainedModel, list[str]]:
+def _load_folder(folder: Path, device: Device, as_stored: bool) -> tuple[PreTrainedModel, list[str]]:
     parameters = _count_parameters(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         _check_not_packed(folder, config)
         stored = getattr(config.get_text_config(), "dtype", None) or torch.float32
-        dtype, note = devices.weights_dtype(device, stored, parameters)
+        dtype, note = (stored, None) if as_stored else devices.weights_dtype(device, stored, parameters)
         model, found = _with_report(
             AutoModelForCausalLM,
             folder,
@@ -129,6 +138,29 @@ def _count_parameters(folder: Path) -> int:
                 f"{file} is no sound safetensors file: {error}", next_step="get the model again"
             ) from error
     return count
+
+
+def stored_codes(resolved: ResolvedModel) -> Callable[[str], QuantizedTensor | None]:
+    """The file's own codes of a weight, in the model's order, by the weight's name; None if it has none."""
+    if resolved.format != "gguf":
+        return lambda name: None
+    gguf = GGUFFile(resolved.path)
+    config = hf_config(gguf)
+    names = tensors_by_weight(gguf, config)
+
+    def read(name: str) -> QuantizedTensor | None:
+        tensor = names.get(name)
+        if tensor is None or not gguf.tensors[tensor].type.startswith("Q"):
+            return None
+        codes = gguf.read_quantized(tensor)
+        order = row_order(tensor, config)
+        if order is None:
+            return codes
+        return replace(
+            codes, codes=codes.codes[order], scales=codes.scales[order], biases=codes.biases[order]
+        )
+
+    return read
 
 
 def _load_gguf(path: Path, device: Device) -> PreTrainedModel:

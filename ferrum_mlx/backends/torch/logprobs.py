@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ferrum_mlx.backends.torch.device import Download, indices
 from ferrum_mlx.batch import TokenLogprobs
 
 _ROWS_AT_ONCE = 64  # float32 copies of that many rows of the vocabulary live at a time
@@ -23,17 +24,18 @@ class RowLogprobs:
         self, logits: torch.Tensor, rows: list[int], token_ids: torch.Tensor, counts: list[int]
     ) -> None:
         self._counts = counts
+        at = indices(rows, logits.device)
         width = min(max(counts, default=0), logits.shape[-1])
         starts = range(0, len(rows), _ROWS_AT_ONCE)
         parts = [slice(start, start + _ROWS_AT_ONCE) for start in starts]
-        scored = [_score(logits[rows[part]], token_ids[part], width) for part in parts]
-        self.arrays = [torch.cat(arrays) for arrays in zip(*scored, strict=True)]
+        scored = [_score(logits[at[part]], token_ids[part], width) for part in parts]
+        self._arrays = [Download(torch.cat(arrays)) for arrays in zip(*scored, strict=True)]
 
     def read(self) -> list[TokenLogprobs]:
         """One a row, in their order."""
-        if not self.arrays:
+        if not self._arrays:
             return []
-        token_ids, logprobs, ranks, top_ids, top_logprobs = (array.tolist() for array in self.arrays)
+        token_ids, logprobs, ranks, top_ids, top_logprobs = (array.read() for array in self._arrays)
         columns = zip(token_ids, logprobs, ranks, top_ids, top_logprobs, self._counts, strict=True)
         return [
             TokenLogprobs(token, logprob, rank, tuple(zip(ids, values, strict=True))[:count])

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.backends.torch.attention import PAGED, RunningStep, install
+from ferrum_mlx.backends.torch.device import give_back, upload
 from ferrum_mlx.backends.torch.exact import ExactRows
 from ferrum_mlx.backends.torch.pools import PagedStorage
+from ferrum_mlx.backends.torch.replay import Replays
 
 
 class PackedModel:
@@ -25,26 +28,64 @@ class PackedModel:
         self._own_attention = model.config._attn_implementation
         self.storages = list(storages)
         self._exact = exact
-        if exact and model._can_set_experts_implementation():
-            model.set_experts_implementation("eager")  # an expert's products as such, to be tiled
+        if (exact or model.device.type == "mps") and model._can_set_experts_implementation():
+            # an expert's products as such: they can be tiled, and MPS has no grouped ones
+            model.set_experts_implementation("eager")
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.off: list[str] = []
         if not self._selects_rows:
             self.off.append("row selection before the output head: the model's forward cannot")
         model.set_attn_implementation(PAGED)
+        self._replays: Replays | None = None
+        self._compiled: Any = None
+
+    def compile(self) -> None:
+        """Make `forward` able to run kernels that torch fuses out of what is between attention calls."""
+        install(compiling=True)
+        self._compiled = torch.compile(self._model, dynamic=True)
+
+    def replay_few_rows(self) -> None:
+        """Leave the model's Python out of small steps, if it can be."""
+        replays = Replays(self._model, self._plain)
+        if reason := replays.prepare():
+            self.off.append(f"replayed steps of few rows: {reason}")
+            return
+        self._replays = replays
+        give_back()  # the layers that were joined left holes
+
+    def _plain(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[T, vocab] for the ids and positions [T], attended to by what is entered."""
+        output = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
     @torch.inference_mode()
-    def logits(self, step: Step) -> torch.Tensor:
-        """[R, vocab]; with R = 0 the output head computes no row."""
+    def logits(self, step: Step, ids: torch.Tensor) -> torch.Tensor:
+        """[R, vocab] for the ids [T]; with R = 0 the output head computes no row."""
+        if self._replays is not None and self._replays.takes(step):
+            positions = torch.from_numpy(step.positions).long()
+            return self._replays.logits(RunningStep(step, self.storages), ids, positions)
         device = self._model.device
-        ids = torch.from_numpy(step.token_ids).long()[None].to(device, non_blocking=True)
-        positions = torch.from_numpy(step.positions).long()[None].to(device, non_blocking=True)
-        rows = torch.from_numpy(step.rows).long().to(device, non_blocking=True)
-        selected = {"logits_to_keep": rows} if self._selects_rows else {}
+        positions, rows = (upload(array.astype(np.int64), device) for array in (step.positions, step.rows))
+        return self.forward(step, ids, positions, rows)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        step: Step,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None = None,
+        *,
+        compiled: bool = False,
+    ) -> torch.Tensor:
+        """[R, vocab] for the ids and positions [T]; without `rows`, [R], all reach the output head."""
+        model = self._compiled if compiled else self._model
+        selected = {"logits_to_keep": rows} if self._selects_rows and rows is not None else {}
         with RunningStep(step, self.storages).entered(), ExactRows() if self._exact else nullcontext():
-            output = self._model(input_ids=ids, position_ids=positions, use_cache=False, **selected)
+            output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **selected)
         logits: torch.Tensor = output.logits[0]
-        return logits if self._selects_rows else logits[rows]
+        return logits if rows is None or self._selects_rows else logits[rows]
 
     @torch.inference_mode()
     def dense(self, ids: Sequence[int]) -> torch.Tensor:
@@ -65,5 +106,5 @@ class PackedModel:
 
     def release(self) -> None:
         """Drop the weights and the pools."""
-        self._model = None
+        self._model = self._replays = self._compiled = None
         self.storages.clear()

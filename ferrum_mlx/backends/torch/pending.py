@@ -9,9 +9,18 @@ import numpy as np
 import torch
 
 from ferrum_mlx.backends.step import Step
+from ferrum_mlx.backends.torch.device import Download, indices, upload
 from ferrum_mlx.backends.torch.logprobs import RowLogprobs
 from ferrum_mlx.backends.torch.sampler import sample
 from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedItem
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens of a launch, for the step behind it; `last` says where a cache's last one is among them."""
+
+    tokens: torch.Tensor
+    last: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class PendingStep:
 
     Attributes:
         logits: [R, vocab], R the rows that reached the output head.
-        tokens: one a sampled row.
+        tokens: one a sampled row; `read_tokens`, the same on their way to the host.
         sampled: logprobs of those tokens, where they are wanted.
         known: logprobs of the items' targets.
     """
@@ -28,11 +37,16 @@ class PendingStep:
     step: Step
     logits: torch.Tensor
     tokens: torch.Tensor
+    read_tokens: Download
     sampled: RowLogprobs
     known: RowLogprobs
 
+    @property
+    def for_the_next(self) -> Sampled:
+        return Sampled(self.tokens, self.step.sampled_last)
+
     def result(self) -> list[ItemResult]:
-        tokens = iter(self.tokens.tolist())
+        tokens = iter(self.read_tokens.read())
         sampled, known = iter(self.sampled.read()), iter(self.known.read())
         results: list[ItemResult] = []
         start = 0
@@ -57,6 +71,17 @@ class PendingStep:
 
 
 @torch.inference_mode()
+def token_ids(step: Step, before: Sampled | None, device: torch.device) -> torch.Tensor:
+    """[T] int64: a step's ids, those not known yet taken from the step before, which nobody waits for."""
+    ids = upload(step.token_ids, device, torch.int64)
+    if step.awaited:
+        assert before is not None
+        sources = [before.last[cache] for cache in step.awaited.values()]
+        ids[indices(list(step.awaited), device)] = before.tokens[indices(sources, device)]
+    return ids
+
+
+@torch.inference_mode()
 def choose(step: Step, logits: torch.Tensor) -> PendingStep:
     """Sample those of the head's rows, [R, vocab], that are to be sampled; nothing is read back yet."""
     rows: list[int] = []
@@ -68,7 +93,8 @@ def choose(step: Step, logits: torch.Tensor) -> PendingStep:
         end += item.num_rows_out
         rows += range(end - item.num_sampled, end)
     sampling = [row for item in step.items for row in item.row_sampling]
-    chosen = logits if len(rows) == len(logits) else logits[rows]
+    device = logits.device
+    chosen = logits if len(rows) == len(logits) else logits[indices(rows, device)]
     tokens = sample(chosen, sampling) if rows else logits.new_zeros(0, dtype=torch.int64)
     wanted = [i for i, row in enumerate(sampling) if _wants_logprobs(row)]
     counts = [sampling[i].params.logprobs or 0 for i in wanted]
@@ -76,11 +102,12 @@ def choose(step: Step, logits: torch.Tensor) -> PendingStep:
         step,
         logits,
         tokens,
-        RowLogprobs(chosen, wanted, tokens[wanted], counts),
+        Download(tokens),
+        RowLogprobs(chosen, wanted, tokens[indices(wanted, device)], counts),
         RowLogprobs(
             logits,
             [row for row, _, _ in targets],
-            torch.tensor([target for _, target, _ in targets], dtype=torch.int64, device=logits.device),
+            indices([target for _, target, _ in targets], device),
             [count for _, _, count in targets],
         ),
     )

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ferrum_mlx.backends.step import Segment, Step, visible
+from ferrum_mlx.backends.torch.device import send, upload
 from ferrum_mlx.backends.torch.layers import LayerKV
 
 Place: TypeAlias = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
@@ -73,7 +74,7 @@ class PoolStorage:
     def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
         where = step.once(("device slots", self._group), lambda: self._to_device(step.slots(self._group)))
         for pool, new in ((self.keys, keys), (self.values, values)):
-            if isinstance(where, slice):
+            if isinstance(where, slice) or pool.device.type == "mps":  # torch 2.6 has no index_copy_ there
                 pool[where] = new
             else:
                 pool.index_copy_(0, where, new)
@@ -87,17 +88,26 @@ class PoolStorage:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         reads: list[Read] = step.once(("reads", self._group, self._window), lambda: self._reads(step))
-        out = []
-        for read in reads:
-            many = (read.end - read.start) // read.rows
-            keys, values = (
-                taken(pool, read.where).unflatten(0, (many, -1)).transpose(1, 2)
-                for pool in (self.keys, self.values)
-            )
-            rows = queries[read.start : read.end].unflatten(0, (many, read.rows)).transpose(1, 2)
-            result = attention(rows, keys, values, read, scale, softcap, sinks)
-            out.append(result.transpose(1, 2).flatten(0, 1))
+        out = [self._attend_read(read, queries, scale, softcap, sinks) for read in reads]
         return out[0] if len(out) == 1 else torch.cat(out)
+
+    def _attend_read(
+        self,
+        read: Read,
+        queries: torch.Tensor,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Of a step's queries those of the read: [end - start, heads, value_dim]."""
+        many = (read.end - read.start) // read.rows
+        keys, values = (
+            taken(pool, read.where).unflatten(0, (many, -1)).transpose(1, 2)
+            for pool in (self.keys, self.values)
+        )
+        rows = queries[read.start : read.end].unflatten(0, (many, read.rows)).transpose(1, 2)
+        result = attention(rows, keys, values, read, scale, softcap, sinks)
+        return result.transpose(1, 2).flatten(0, 1)
 
     def _reads(self, step: Step) -> list[Read]:
         """Decode rows in buckets, all else by segment."""
@@ -130,13 +140,13 @@ class PoolStorage:
     def _to_device(self, slots: slice | np.ndarray) -> Place:
         if isinstance(slots, slice):
             return slots
-        return torch.from_numpy(slots.astype(np.int64)).to(self.keys.device, non_blocking=True)
+        return upload(slots.astype(np.int64), self.keys.device)
 
     def _mask(self, seen: np.ndarray) -> torch.Tensor:
         """[sequences, rows, length] bool → what is added to scores."""
         added = torch.zeros(seen.shape, dtype=self.keys.dtype)
         added.masked_fill_(torch.from_numpy(~seen), -torch.inf)
-        return added[:, None].to(self.keys.device, non_blocking=True)
+        return send(added[:, None], self.keys.device)
 
 
 def taken(pool: torch.Tensor, where: Place) -> torch.Tensor:
@@ -153,7 +163,8 @@ def attention(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """softmax(q · k) · v; queries [n, heads, rows, head_dim], keys and values [n, kv_heads, length, …]."""
-    if softcap is not None or sinks is not None:
+    # torch's own attention on MPS: a crash over shared kv heads in 2.6, later wrong where values are narrower
+    if softcap is not None or sinks is not None or queries.device.type == "mps":
         return explicit_attention(queries, keys, values, _mask_of(read, queries), scale, softcap, sinks)
     return F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=read.mask, is_causal=read.causal, scale=scale, enable_gqa=True
@@ -163,8 +174,8 @@ def attention(
 def _mask_of(read: Read, queries: torch.Tensor) -> torch.Tensor | None:
     if not read.causal:
         return read.mask
-    rows = read.rows
-    return queries.new_full((rows, rows), -torch.inf).triu(1)[None, None]
+    row = torch.arange(read.rows, device=queries.device)
+    return torch.where(row[:, None] < row, -torch.inf, 0.0).to(queries.dtype)[None, None]
 
 
 def explicit_attention(

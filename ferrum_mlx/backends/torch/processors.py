@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from ferrum_mlx.backends.torch.device import indices, upload
 from ferrum_mlx.batch import RowSampling
 
 # Before the argmax of greedy rows
@@ -45,8 +46,9 @@ def _add_bias(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor
     if not entries:
         return logits
     at, tokens, biases = zip(*entries, strict=True)
-    place = _indices(logits, at), _indices(logits, tokens)
-    return logits.index_put(place, logits[place] + logits.new_tensor(biases))
+    place = indices(at, logits.device), indices(tokens, logits.device)
+    added = upload(np.array(biases), logits.device, logits.dtype)
+    return logits.index_put(place, logits[place] + added)
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
@@ -67,8 +69,9 @@ def _penalize(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor
         costs.append(cost)
     if not any(map(len, tokens)):
         return logits
-    place = _indices(logits, np.concatenate(at)), _indices(logits, np.concatenate(tokens))
-    factor, less = (logits.new_tensor(np.concatenate(parts)) for parts in (factors, costs))
+    device = logits.device
+    place = indices(np.concatenate(at), device), indices(np.concatenate(tokens), device)
+    factor, less = (upload(np.concatenate(parts), device, logits.dtype) for parts in (factors, costs))
     old = logits[place]
     return logits.index_put(place, torch.where(old > 0, old / factor, old * factor) - less)
 
@@ -125,11 +128,7 @@ def digest(row: RowSampling, use: str = "") -> bytes:
 
 def column(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
     """[R, 1], of that tensor's dtype and device."""
-    return like.new_tensor(values)[:, None]
-
-
-def _indices(like: torch.Tensor, values: Sequence[int] | np.ndarray) -> torch.Tensor:
-    return torch.as_tensor(values, device=like.device)
+    return upload(np.array(values), like.device, like.dtype)[:, None]
 
 
 def _fill(array: torch.Tensor, ids: Sequence[Iterable[int]], value: float | bool) -> torch.Tensor:
@@ -139,5 +138,5 @@ def _fill(array: torch.Tensor, ids: Sequence[Iterable[int]], value: float | bool
     if not entries:
         return array
     at, tokens = zip(*entries, strict=True)
-    place = _indices(array, at), _indices(array, tokens)
-    return array.index_put(place, torch.tensor(value, dtype=array.dtype, device=array.device))
+    place = indices(at, array.device), indices(tokens, array.device)
+    return array.index_put(place, torch.full((), value, dtype=array.dtype, device=array.device))

@@ -6,8 +6,9 @@ Gumbel-max draw. Logprobs are of the model's own logits, before all of it (logpr
 
 Only the rows that want a stage pay for it. A row's noise is a pure function of (seed, sample index, output
 position), so neither batchmates nor chunking nor a preemption can change a request's output. It is made
-of integers, by splitmix64, so it is the same on every device of torch; MLX has a generator of its own, so
-a seed gives other samples there. Greedy rows are the same everywhere.
+of integers, by splitmix64, so it is the same on every device of torch (for MPS it is made on the CPU: see
+device.to_sample); MLX has a generator of its own, so a seed gives other samples there. Greedy rows are the
+same everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ferrum_mlx.backends.torch import processors
+from ferrum_mlx.backends.torch.device import indices
 from ferrum_mlx.batch import RowSampling
 
 _STAGES: tuple[
@@ -33,7 +35,8 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     tokens = torch.argmax(logits, dim=-1)
     busy = [i for i, row in enumerate(rows) if not row.params.greedy or processors.is_adjusted(row)]
     if busy:
-        tokens[busy] = _choose(logits[busy].float(), [rows[i] for i in busy])
+        at = indices(busy, logits.device)
+        tokens[at] = _choose(logits[at].float(), [rows[i] for i in busy])
     return tokens
 
 
@@ -42,7 +45,8 @@ def _choose(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     tokens = torch.argmax(logits, dim=-1)
     hot = [i for i, row in enumerate(rows) if not row.params.greedy]
     if hot:
-        tokens[hot] = _draw(logits[hot], [rows[i] for i in hot])
+        at = indices(hot, logits.device)
+        tokens[at] = _draw(logits[at], [rows[i] for i in hot])
     return tokens
 
 
@@ -51,7 +55,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor:
     for wants, stage in _STAGES:
         chosen = [i for i, row in enumerate(rows) if wants(row)]
         if chosen:
-            scaled[chosen] = stage(scaled[chosen], [rows[i] for i in chosen])
+            at = indices(chosen, logits.device)
+            scaled[at] = stage(scaled[at], [rows[i] for i in chosen])
     return torch.argmax(scaled + gumbel(rows, logits), dim=-1)
 
 
@@ -59,7 +64,7 @@ def gumbel(rows: Sequence[RowSampling], logits: torch.Tensor) -> torch.Tensor:
     """[R, vocab] float32: each row's noise, for logits of that shape."""
     keys = [int.from_bytes(processors.digest(row), "little", signed=True) for row in rows]
     tokens = torch.arange(logits.shape[-1], device=logits.device)
-    state = tokens[None] * _GOLDEN + torch.tensor(keys, device=logits.device)[:, None]
+    state = tokens[None] * _GOLDEN + indices(keys, logits.device)[:, None]
     for shift, factor in _MIX:
         state = _xor_shifted(state, shift) * factor
     bits = _xor_shifted(state, 31)

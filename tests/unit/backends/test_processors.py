@@ -174,7 +174,7 @@ def test_xtc_is_mlx_lm_s(threshold: float, special: tuple[int, ...]) -> None:
 
 def test_xtc_s_coin_is_the_row_s_own_and_fair() -> None:
     def tosses(probability: float, **fields: int) -> list[bool]:
-        params = SamplingParams(xtc_probability=probability)
+        params = SamplingParams(temperature=1, xtc_probability=probability)
         return [
             processors.excludes_top(RowSampling(params=params, **{"seed": 1, "position": i, **fields}))
             for i in range(4000)

@@ -106,7 +106,7 @@ def test_greedy_takes_the_likeliest_of_the_adjusted_logits() -> None:
         RowSampling(params=SamplingParams(presence_penalty=2), output=(0,)),
         RowSampling(params=SamplingParams(min_tokens=1), end_ids=(0, 1)),
         RowSampling(params=SamplingParams(min_tokens=1), end_ids=(0, 1), position=1),
-        RowSampling(params=SamplingParams(top_k=1, min_p=1, xtc_probability=1, xtc_threshold=0)),
+        RowSampling(params=SamplingParams(top_k=1, min_p=1, xtc_threshold=0)),
     ]
     assert draw(rows).tolist() == [0, 1, 5, 1, 2, 0, 0]
 

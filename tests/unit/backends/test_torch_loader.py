@@ -79,17 +79,26 @@ def test_a_gguf_and_its_checkpoint_give_the_same_logits_as_mlx_lm(folder: Path) 
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
 
 
-def test_a_folder_is_built_and_told_what_it_is(folder: Path) -> None:
-    config = EngineConfig(device="cpu", max_model_len=64, kv_memory=1 << 20)
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_a_folder_is_built_and_told_what_it_is(folder: Path, numerics: str) -> None:
+    config = EngineConfig(device="cpu", max_model_len=64, kv_memory=1 << 20, numerics=numerics)
     said: list[str] = []
     resolved = ResolvedModel(name="tiny", path=folder, format="safetensors")
     executor, route, notes = build_executor(resolved, config, said.append)
     assert route.startswith("CPU: ")
-    assert len(said) == 2
+    packed = numerics == "fast"
+    assert ("packing the weights" in said) is packed
     info = executor.info
     assert (info.model_type, info.dtype, info.device) == ("llama", "float32", "cpu")
     assert (info.num_kv_heads, info.head_dim, info.vocab_size, info.max_sequence_length) == (2, 16, 96, 128)
-    assert executor.memory().parameter_bytes == 4 * info.num_parameters
+    if packed:
+        assert info.quantization.startswith("int8 per channel (")
+        assert info.quality == "not measured yet: python -m ferrum_mlx.bench.weights -m tiny"
+        assert executor.memory().parameter_bytes < 2 * info.num_parameters
+        assert info.rounding == "bfloat16"
+    else:
+        assert (info.quantization, info.quality, info.rounding) == ("none", "", "float32")
+        assert executor.memory().parameter_bytes == 4 * info.num_parameters
     assert notes == executor.notes == []
     executor.shutdown()
     executor.shutdown()

@@ -189,7 +189,7 @@ def test_a_stage_keeps_what_mlx_s_keeps_and_takes_each_row_by_itself(stage: str)
 
 
 def test_xtc_s_coin_is_mlx_s() -> None:
-    params = SamplingParams(xtc_probability=0.3)
+    params = SamplingParams(temperature=1, xtc_probability=0.3)
     rows = [RowSampling(params=params, seed=1, position=i) for i in range(500)]
     tosses = [processors.excludes_top(row) for row in rows]
     assert tosses == [mlx_processors.excludes_top(row) for row in rows]
