@@ -10,20 +10,17 @@ with one line of JSON.
 from __future__ import annotations
 
 import json
-import random
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
-from time import perf_counter
 
 import click
 
+from ferrum_mlx.bench.ours import drive
+from ferrum_mlx.bench.workloads import Arrival, admission, random_ids
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
-from ferrum_mlx.messages import Delta, Failed, Finished, Submit
-from ferrum_mlx.sampling import SamplingParams
 
 WARM_TARGET = 1 / 20  # of the cold time to first token
 GAP_TARGET = 5.0  # quiet gaps
@@ -139,62 +136,20 @@ def warm_and_cold(engine: Engine, prefix: int, seed: int) -> tuple[float, float]
 
 def first_token(engine: Engine, prompt: list[int]) -> tuple[float, int]:
     """Seconds from a prompt's arrival to its first token, and how many of its tokens were cached."""
-    started = perf_counter()
-    engine.submit(Submit("one", prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
-    while engine.has_work():
-        for event in engine.step():
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Finished):
-                return perf_counter() - started, event.usage.cached_tokens
-    raise click.ClickException("the engine lost a request")
+    (stream,) = drive(engine, [Arrival("one", prompt, 1)]).streams
+    return stream.times[0] - stream.arrived, stream.cached_tokens
 
 
 def pause(engine: Engine, prefix: int, streams: int, seed: int) -> Pause:
     """Let streams run, then a long prompt come in; ends everything."""
-    names = [f"stream {i}" for i in range(streams)]
-    for name in names:
-        prompt = _prompt(engine, 16, f"{name}, {seed}")
-        engine.submit(Submit(name, prompt, SamplingParams(max_tokens=_ROOM - 64, ignore_eos=True)))
-    times: dict[str, list[float]] = {name: [] for name in [*names, "long"]}
-    while min(len(times[name]) for name in names) < 33:
-        _step(engine, times)
-    quiet = statistics.median(gap for name in names for gap in _gaps(times[name]))
-    arrived = perf_counter()
-    last = {name: times[name][-1:] for name in names}
-    during: dict[str, list[float]] = {**last, "long": []}
-    engine.submit(
-        Submit("long", _prompt(engine, prefix, f"long {seed}"), SamplingParams(max_tokens=2, ignore_eos=True))
-    )
-    while not during["long"]:
-        _step(engine, during)
-    longest = max(gap for name in names for gap in _gaps(during[name]))
-    for name in [*names, "long"]:
-        engine.abort(name)
-    while engine.has_work():
-        engine.step()
-    ttft = during["long"][0] - arrived
-    return Pause(quiet, longest, ttft, prefix / ttft)
-
-
-def _step(engine: Engine, times: dict[str, list[float]]) -> None:
-    events = engine.step()
-    now = perf_counter()
-    for event in events:
-        if isinstance(event, Failed):
-            raise event.error
-        if isinstance(event, Finished):
-            raise click.ClickException(f"{event.request_id} ended before the long prompt was in")
-        if isinstance(event, Delta):
-            times[event.request_id] += [now] * len(event.token_ids)
-
-
-def _gaps(times: Sequence[float]) -> list[float]:
-    return [after - before for before, after in pairwise(times)]
+    case = admission(streams, prefix, room=_ROOM - 64)
+    arrivals = case.make(str(seed), engine.executor.info.vocab_size)
+    figures = case.figures(drive(engine, arrivals, until_first_end=True))
+    return Pause(*(figures[name] for name in ("quiet_gap_s", "longest_gap_s", "ttft_s", "prefill_tps")))
 
 
 def _prompt(engine: Engine, length: int, seed: str) -> list[int]:
-    return random.Random(seed).choices(range(64, engine.executor.info.vocab_size), k=length)
+    return random_ids(seed, length, engine.executor.info.vocab_size)
 
 
 if __name__ == "__main__":

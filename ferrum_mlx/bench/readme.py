@@ -5,7 +5,7 @@ A part stands between `<!-- name -->` and `<!-- /name -->`. A test fails when on
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
@@ -16,28 +16,40 @@ def parts() -> dict[str, str]:
 
 
 def zoo() -> str:
-    """The counts of the tables that the parity suite runs; variants of a type are counted once."""
-    from ferrum_mlx.backends.mlx.zoo_configs import LOOPED, PAGED, REFUSED
+    """The counts of the tables that the parity suites run; variants of a type are counted once."""
+    from ferrum_mlx.backends.mlx import zoo_configs as mlx
+    from ferrum_mlx.backends.torch import zoo_configs as torch
 
-    def types(names: object) -> set[str]:
-        assert isinstance(names, dict)
-        return {name.split("/")[0] for name in names}
+    packed, on_mlx = _types(mlx.PAGED), _types(mlx.PAGED) | _types(mlx.LOOPED)
+    on_torch = _types(torch.EXACT) | _types(torch.BOUNDED)
+    both = (on_mlx, _types(mlx.REFUSED)), (on_torch, _types(torch.REFUSED))
+    rows = {
+        "exact": [len(exact - refused) for exact, refused in both],
+        "of these in one packed forward": [len(packed), len(on_torch - _types(torch.REFUSED))],
+        "exact in some configurations, refused in others": [len(exact & refused) for exact, refused in both],
+        "refused at load, by name, with the reason": [len(refused - exact) for exact, refused in both],
+    }
+    table = "\n".join(f"  | {what} | {of_mlx} | {of_torch} |" for what, (of_mlx, of_torch) in rows.items())
+    return f"""Model types, built tiny with random weights, each against its library's own class: the same,
+  with a negative control for each.
 
-    exact, refused = types(PAGED) | types(LOOPED), types(REFUSED)
-    return (
-        f"{len(exact)} of mlx-lm's model types, built tiny with random weights: the same, with a negative "
-        f"control for each; {len(types(PAGED))} of them in one packed forward, the others in part one "
-        f"sequence at a time. {len(refused - exact)} more are refused at load, by name, with the reason."
-    )
+  | | MLX: of mlx-lm | torch: of transformers |
+  |---|---|---|
+{table}
+
+  """
+
+
+def _types(table: Mapping[str, object]) -> set[str]:
+    return {name.split("/")[0] for name in table}
 
 
 def rendered(text: str) -> str:
-    """`text` with every part as it should be, wrapped like the list items they stand in."""
+    """`text` with every part as it should be."""
     for name, part in parts().items():
-        filled = textwrap.fill(part, 118, initial_indent=" " * 16, subsequent_indent="  ").lstrip()
         opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(opening)
-        text = before + opening + filled + closing + rest.partition(closing)[2]
+        text = before + opening + part + closing + rest.partition(closing)[2]
     return text
 
 

@@ -10,13 +10,14 @@ from importlib import import_module
 
 import click
 
-from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.errors import FerrumError, cut, one_line
 from ferrum_mlx.sanitize import sanitize
 
 # command → (where it is, what --help says of it)
 _COMMANDS = {
     "chat": ("ferrum_mlx.cli.chat:chat", "Talk to a model in the terminal."),
     "run": ("ferrum_mlx.cli.run:run", "Answer prompts and exit."),
+    "bench": ("ferrum_mlx.cli.bench:bench", "Measure speed, alone and beside other engines."),
     "verify": (
         "ferrum_mlx.cli.verify:verify",
         "Check on this machine that batching, caching and the like change nothing.",
@@ -87,7 +88,8 @@ def _run(args: list[str]) -> int:
         return error.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ferrum-mlx"
-        return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", error.exit_code)
+        said = cut(error.format_message().rstrip("."), 400)  # click names the value, however long
+        return _fail(f"{said}; see {command} --help", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except FerrumError as error:
@@ -100,8 +102,7 @@ def _run(args: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and error.filename is None:
             _discard_output()
             return _fail(f"cannot write the output: {os.strerror(error.errno)}; write it elsewhere", 1)
-        said = f"{type(error).__name__}: {error}"
-        return _fail(f"an unexpected error, {said}; set FERRUM_DEBUG=1 for the traceback", 1)
+        return _fail(f"an unexpected error, {one_line(error)}; set FERRUM_DEBUG=1 for the traceback", 1)
 
 
 def _discard_output() -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ferrum_mlx import build
 from ferrum_mlx.backends.fake import FakeCodec, FakeExecutor
 from ferrum_mlx.batch import UnifiedBatch
-from ferrum_mlx.bench import admission
+from ferrum_mlx.bench import admission, ours
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.executor import Pending
@@ -39,7 +39,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         executor.prepare_startup()
         return Engine(executor, FakeCodec(), config, backend="fake", backend_reason="test")
 
-    monkeypatch.setattr(admission, "perf_counter", lambda: now)
+    monkeypatch.setattr(ours, "perf_counter", lambda: now)
     return make
 
 

@@ -1,0 +1,118 @@
+"""One benchmark from the engine to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ferrum_mlx.bench import checks, machine, peers
+from ferrum_mlx.bench.ceiling import bandwidth
+from ferrum_mlx.bench.ours import Ours
+from ferrum_mlx.bench.report import Report
+from ferrum_mlx.bench.runner import Runner
+from ferrum_mlx.bench.systems import PeerAbsentError, System
+from ferrum_mlx.bench.workloads import Case
+from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
+from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.verify.runs import Subject
+
+
+def fitting(config: EngineConfig, cases: Sequence[Case]) -> EngineConfig:
+    """With room for the longest sequence and the most streams, where nothing else was asked for."""
+    longest = max(case.longest for case in cases)
+    streams = max(case.streams for case in cases) + 1  # one may come in while the others run
+    wanted = config.max_model_len or (longest if longest > DEFAULT_CONTEXT else None)
+    return replace(
+        config,
+        max_model_len=wanted,
+        max_num_seqs=max(config.max_num_seqs, streams),
+        max_num_batched_tokens=max(config.max_num_batched_tokens, streams),
+    )
+
+
+def benchmark(
+    subject: Subject,
+    config: EngineConfig,
+    cases: Sequence[Case],
+    *,
+    vs: Sequence[str],
+    reps: int,
+    seed: int,
+    say: Callable[[str], None],
+) -> Report:
+    """Measure. After Ctrl+C the report holds what was measured until then, and says so.
+
+    Raises:
+        FerrumError: a request of ours failed, or the text is not the model's.
+    """
+    runner = Runner(Ours(subject, config), cases, reps, seed, say)
+    found: list[System] = []
+    absent: dict[str, str] = {}
+    rss = 0
+    complete = True
+    try:
+        say("checking the text")
+        check, ids = checks.text_is_sane(subject)
+        runner.results.note(check)
+        say(str(check))
+        if check.outcome == checks.FAULT:
+            raise FerrumError(f"{check}: this is not the model's text, so nothing is measured")
+        runner.warm_up(peers=False)
+        rss = machine.peak_rss()
+        ready = subject.engine.ready()
+        if subject.executor.memory().parameter_bytes:
+            say("measuring how fast memory is read")
+            runner.bandwidth = bandwidth(ready.backend, ready.info.device)
+        if vs:
+            say("setting up the peers")
+            setting = peers.Setting(subject, config, cases)
+            for name in vs:
+                try:
+                    found.append(peers.find(name, setting))
+                except PeerAbsentError as error:
+                    absent[name] = str(error)
+                    say(f"{name} is absent: {error}")
+            runner.peers = found
+            runner.check_peers(checks.short_prompt(subject), ids)
+            runner.warm_up(peers=True)
+        runner.measure()
+    except KeyboardInterrupt:
+        complete = False
+    finally:
+        for system in found:
+            system.close()
+    return Report(
+        results=runner.results,
+        ours=runner.ours.name,
+        machine=machine.facts(subject.engine.ready().backend),
+        engine=_engine(runner.ours, rss or machine.peak_rss()),
+        settings={"tool": machine.tool(), "reps": reps, "seed": seed},
+        absent=absent,
+        bandwidth=runner.bandwidth,
+        complete=complete,
+    )
+
+
+def _engine(ours: Ours, rss: int) -> dict[str, object]:
+    config, speculation = ours.config, ours.speculation
+    ready, memory = ours.subject.engine.ready(), ours.subject.executor.memory()
+    return {
+        "model": ready.info.model_id,
+        "model_type": ready.info.model_type,
+        "parameters": ready.info.num_parameters,
+        "dtype": ready.info.dtype,
+        "quantization": ready.info.quantization,
+        "computes_in": ready.info.rounding,
+        "quality": ready.info.quality,
+        "backend": ready.backend,
+        "backend_reason": ready.backend_reason,
+        "device": ready.info.device,
+        "numerics": config.numerics,
+        "speculative": config.speculative,
+        "speculation_why": speculation.stats().why if speculation else "",
+        "parameter_bytes": memory.parameter_bytes,
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "kv_pool_bytes": memory.kv_pool_bytes,
+        "peak_rss_bytes": rss,
+        "notes": list(ready.notes),
+    }
