@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ferrum_mlx.errors import ModelFileError, UsageError
+from ferrum_mlx.errors import ModelFileError, UsageError, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class ChatTemplate:
         own |= {"self", "messages"}
         if taken := sorted(own & options.template_args.keys()):
             raise UsageError(
-                f"template_args has {taken[0]!r}", "allowed: variables of the chat template", "leave it away"
+                f"template_args has {shown(taken[0])}",
+                "allowed: variables of the chat template",
+                "leave it away",
             )
         thinking = options.thinking
         switches = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
@@ -112,4 +114,4 @@ def _text_of(part: object) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else part
-    raise UsageError(f"a content has a part {kind!r}", "allowed: {'type': 'text', 'text': text}")
+    raise UsageError(f"a content has a part {shown(kind)}", "allowed: {'type': 'text', 'text': text}")

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError
+from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError, shown
 from ferrum_mlx.events import Callback
 from ferrum_mlx.messages import (
     AskKVMap,
@@ -39,6 +39,7 @@ from ferrum_mlx.messages import (
     Submit,
 )
 from ferrum_mlx.metrics import KVMap, StepStats
+from ferrum_mlx.plain import wholes
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.stream import Mailbox, RequestStream
 from ferrum_mlx.totals import Totals
@@ -223,7 +224,7 @@ class EngineClient:
             counts = Counter(submit.request_id for _, submit in submits)
             taken = [i for i, count in counts.items() if count > 1 or i in self._mailboxes]
             if taken:
-                raise UsageError(f"request_id is {taken[0]!r}", "allowed: one that no open request has")
+                raise UsageError(f"request_id is {shown(taken[0])}", "allowed: one that no open request has")
             mailbox = Mailbox(counts)
             for _, submit in submits:
                 if self._transport is None or self._death is not None:
@@ -356,6 +357,7 @@ def _copy(prompt: Prompt) -> Prompt:
     """For the engine alone: it reads a prompt later, and who asks may go on with the conversation."""
     if not isinstance(prompt, list):
         return prompt
-    ids = [part for part in prompt if isinstance(part, int)]
+    if (ids := wholes(prompt)) is not None:
+        return ids
     messages = [dict(part) for part in prompt if isinstance(part, dict)]
-    return next((copied for copied in (ids, messages) if len(copied) == len(prompt)), prompt)
+    return messages if len(messages) == len(prompt) else prompt

@@ -17,6 +17,26 @@ FerrumError
 
 from __future__ import annotations
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+    """A user's value for a message: its repr on one line, without the middle of what is long."""
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # a whole number of thousands of digits, a class that cannot say what it is
+        text = f"a value of type {type(value).__name__}"
+    return cut(" ".join(text.splitlines()), 200)
+
+
+def cut(text: str, most: int) -> str:
+    """`text` in about that many characters; the middle is what goes."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
 
 def one_line(error: Exception) -> str:
     """What an exception of a library says, for a message of ours."""

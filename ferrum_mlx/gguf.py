@@ -118,6 +118,7 @@ class GGUFFile:
             raise ModelFileError(f"{self.path}: {key} is of type {type(value).__name__}, not {kind.__name__}")
         return value
 
+    @np.errstate(invalid="ignore")  # NaN in a damaged file: the check at load says so
     def read(self, name: str) -> NDArray[np.float32]:
         """The values of a tensor as float32, in its shape; exact, but for one rounding in Q4_1's sum."""
         tensor = self.tensors[name]
@@ -130,6 +131,7 @@ class GGUFFile:
         blocks += quantized.biases.reshape(-1, 1)
         return blocks.reshape(tensor.shape)
 
+    @np.errstate(invalid="ignore")
     def read_quantized(self, name: str) -> QuantizedTensor:
         """Codes, scales and biases of a Q4_0, Q4_1 or Q8_0 tensor."""
         tensor = self.tensors[name]

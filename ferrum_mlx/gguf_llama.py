@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, shown
 from ferrum_mlx.gguf import GGUFFile
 
 ROPE_FREQS = "rope_freqs.weight"  # a table derived from the config, no weight of the model
@@ -126,14 +126,14 @@ def _weight_name(tensor: str, num_layers: int, gguf: GGUFFile) -> str:
     match = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(\w+)", stem)
     if kind == "weight" and match and match[2] in _LAYER and int(match[1]) < num_layers:
         return f"model.layers.{match[1]}.{_LAYER[match[2]]}.weight"
-    raise ModelFileError(f"{gguf.path}: a Llama model of {num_layers} layers has no tensor {tensor!r}")
+    raise ModelFileError(f"{gguf.path}: a Llama model of {num_layers} layers has no tensor {shown(tensor)}")
 
 
 def _refuse_variants(gguf: GGUFFile) -> None:
     architecture = gguf.get("general.architecture", str)
     if architecture != "llama":
         raise UnsupportedModelError(
-            f"{gguf.path} is of architecture {architecture!r}",
+            f"{gguf.path} is of architecture {shown(architecture)}",
             "supported in GGUF: 'llama'",
             "use the model's safetensors folder or hub repository",
         )
@@ -180,7 +180,7 @@ def _rope_scaling(gguf: GGUFFile, head_dim: int) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": _positive(gguf, "rope.scaling.factor")}
     if kind != "none":
         raise UnsupportedModelError(
-            f"{gguf.path}: RoPE scaling {kind!r}", "supported in GGUF: none, linear, llama3"
+            f"{gguf.path}: RoPE scaling {shown(kind)}", "supported in GGUF: none, linear, llama3"
         )
     return None
 

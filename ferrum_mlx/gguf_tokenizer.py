@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, shown
 from ferrum_mlx.gguf import GGUFFile
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def build_tokenizer(gguf: GGUFFile) -> PreTrainedTokenizerBase:
     elif kind == "llama":
         backend = _sentencepiece(gguf, tokens)
     else:
-        raise UnsupportedModelError(f"{gguf.path}: tokenizer {kind!r}", "supported in GGUF: 'gpt2', 'llama'")
+        raise UnsupportedModelError(
+            f"{gguf.path}: tokenizer {shown(kind)}", "supported in GGUF: 'gpt2', 'llama'"
+        )
     _add_tokens(gguf, tokens, backend)
     special = {
         f"{role}_token": token
@@ -72,7 +74,7 @@ def _byte_level(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     if pre not in _SPLITS:
         supported = ", ".join(sorted(_SPLITS))
         raise UnsupportedModelError(
-            f"{gguf.path}: pre-tokenizer {pre!r}",
+            f"{gguf.path}: pre-tokenizer {shown(pre)}",
             f"supported in GGUF: {supported}",
             "use the model's safetensors folder or hub repository",
         )
@@ -80,7 +82,7 @@ def _byte_level(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     for merge in _texts(gguf, "merges"):
         left, space, right = merge.partition(" ")
         if not (left and space and right):
-            raise ModelFileError(f"{gguf.path}: {merge!r} is no merge of two tokens")
+            raise ModelFileError(f"{gguf.path}: {shown(merge)} is no merge of two tokens")
         merges.append((left, right))
     vocab = {token: i for i, token in enumerate(tokens)}
     try:

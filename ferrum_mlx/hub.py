@@ -13,7 +13,14 @@ from pathlib import Path
 
 from ferrum_mlx import hub_repo, hub_wheel
 from ferrum_mlx.catalog import Card, HubSource, ModelFormat, PypiSource, ResolvedModel, cards, find_card
-from ferrum_mlx.errors import DownloadError, FerrumError, ModelFileError, ModelNotFoundError, UsageError
+from ferrum_mlx.errors import (
+    DownloadError,
+    FerrumError,
+    ModelFileError,
+    ModelNotFoundError,
+    UsageError,
+    shown,
+)
 from ferrum_mlx.files import cache_dir, readable
 
 __all__ = [
@@ -74,7 +81,7 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False) -> Res
         raise ModelFileError(damage, next_step=f"run: ferrum-mlx models pull {name}")
     if offline:
         raise ModelNotFoundError(
-            f"the model {name!r} is not on this machine", next_step=f"run: ferrum-mlx models pull {name}"
+            f"the model {shown(name)} is not on this machine", next_step=f"run: ferrum-mlx models pull {name}"
         )
     if damage:
         _say(f"{damage}: fetching it again")
@@ -137,7 +144,7 @@ def remove(model: str) -> int:
         for source in sources
     )
     if not freed:
-        raise ModelNotFoundError(f"the model {name!r} is not on this machine")
+        raise ModelNotFoundError(f"the model {shown(name)} is not on this machine")
     return freed
 
 
@@ -159,7 +166,7 @@ def _own_files(model: str) -> ResolvedModel | None:
         raise
     except (OSError, RuntimeError) as error:  # a name too long; no such user
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelNotFoundError(f"there is no file or folder {_shortened(model)!r}: {reason}") from error
+        raise ModelNotFoundError(f"there is no file or folder {shown(model)}: {reason}") from error
     if is_file:
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path} is no model", "allowed: a folder with safetensors, or a .gguf file")
@@ -184,7 +191,7 @@ def _sources(model: str) -> tuple[str, Card | None, tuple[Source, ...]]:
         return model, None, (HubSource(repo=model),)
     close = difflib.get_close_matches(model.lower(), cards(), n=1)
     raise ModelNotFoundError(
-        f"there is no model {model!r}" + (f" (did you mean {close[0]}?)" if close else ""),
+        f"there is no model {shown(model)}" + (f" (did you mean {close[0]}?)" if close else ""),
         f"allowed: {', '.join(cards())}, a hub repository (owner/name), a folder or a .gguf file",
         "see ferrum-mlx models list",
     )
@@ -252,10 +259,6 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 80 else name[:80] + "..."
 
 
 def _say(what: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_mlx.catalog import HubSource
-from ferrum_mlx.errors import DownloadError, FerrumError, ModelNotFoundError, UnsupportedModelError
+from ferrum_mlx.errors import DownloadError, FerrumError, ModelNotFoundError, UnsupportedModelError, shown
 from ferrum_mlx.files import disk_error, sha256_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
         source.repo, revision=source.revision, timeout=PROBE_TIMEOUT_S, files_metadata=True
     )
     if not _COMMIT.fullmatch(info.sha or ""):  # it becomes a folder's name
-        raise DownloadError(f"the hub names no commit of {source.label} but {info.sha!r}")
+        raise DownloadError(f"the hub names no commit of {source.label} but {shown(info.sha)}")
     files = list(
         filter_repo_objects(
             info.siblings or [],
@@ -166,7 +166,7 @@ def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
     for file in files:
         if file.lfs is not None and not _SHA256.fullmatch(file.lfs.sha256):  # so does this, of a file
             raise DownloadError(
-                f"the hub names no sha256 of {file.rfilename} of {source.label} but {file.lfs.sha256!r}"
+                f"the hub names no sha256 of {file.rfilename} of {source.label} but {shown(file.lfs.sha256)}"
             )
     if not any(fnmatch(file.rfilename, "model*.safetensors") for file in files):
         raise UnsupportedModelError(

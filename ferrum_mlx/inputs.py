@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions, Prompt
+from ferrum_mlx.plain import wholes
 from ferrum_mlx.sampling import SamplingParams
 
 TextPrompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -28,26 +29,24 @@ def as_prompts(prompts: TextPrompts) -> list[Prompt]:
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
         raise UsageError(
-            f"prompts is {prompts!r}", "allowed: a text, a list of token ids, or a list of these"
+            f"prompts is {shown(prompts)}", "allowed: a text, a list of token ids, or a list of these"
         )
-    if prompts and all(isinstance(part, int) for part in prompts):
-        return [[part for part in prompts if isinstance(part, int)]]
+    if prompts and (ids := wholes(prompts)) is not None:
+        return [ids]
     return [prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in prompts]
 
 
 def _token_ids(prompt: object) -> Prompt:
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
-        ids = [part for part in prompt if isinstance(part, int)]
-        if len(ids) == len(prompt):
-            return ids
-    raise UsageError(f"a prompt is {prompt!r}", "allowed: a text, or a list of token ids")
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and (ids := wholes(prompt)) is not None:
+        return ids
+    raise UsageError(f"a prompt is {shown(prompt)}", "allowed: a text, or a list of token ids")
 
 
 def as_conversations(conversations: Conversations) -> list[Prompt]:
     """One conversation, or a list of them, as a list."""
     if not isinstance(conversations, Sequence):
         raise UsageError(
-            f"conversations is {conversations!r}", "allowed: a list of messages, or a list of such"
+            f"conversations is {shown(conversations)}", "allowed: a list of messages, or a list of such"
         )
     single = bool(conversations) and all(isinstance(part, dict) for part in conversations)
     return [_messages(conversation) for conversation in ([conversations] if single else conversations)]
@@ -59,7 +58,7 @@ def _messages(conversation: object) -> Prompt:
         if len(messages) == len(conversation):
             return messages
     raise UsageError(
-        f"a conversation is {conversation!r}", 'allowed: a list of {"role": ..., "content": ...}'
+        f"a conversation is {shown(conversation)}", 'allowed: a list of {"role": ..., "content": ...}'
     )
 
 
@@ -68,17 +67,19 @@ def chat_options(settings: ChatSettings) -> ChatOptions:
     known = ChatSettings.__annotations__
     if unknown := sorted(settings.keys() - known.keys()):
         raise UsageError(
-            f"chat got the setting {unknown[0]!r}",
+            f"chat got the setting {shown(unknown[0])}",
             f"allowed: {', '.join(sorted(known))}",
             "a template's own variables go into template_args",
         )
     if settings.get("thinking") not in (None, True, False):
-        raise UsageError(f"thinking is {settings.get('thinking')!r}", "allowed: True, False or None")
+        raise UsageError(f"thinking is {shown(settings.get('thinking'))}", "allowed: True, False or None")
     tools, template_args = settings.get("tools", ()), settings.get("template_args", {})
     if not isinstance(tools, Sequence) or not all(isinstance(tool, dict) for tool in tools):
-        raise UsageError(f"tools is {tools!r}", "allowed: a list of JSON schemas, as dicts")
+        raise UsageError(f"tools is {shown(tools)}", "allowed: a list of JSON schemas, as dicts")
     if not isinstance(template_args, Mapping):
-        raise UsageError(f"template_args is {template_args!r}", "allowed: a dict of the template's variables")
+        raise UsageError(
+            f"template_args is {shown(template_args)}", "allowed: a dict of the template's variables"
+        )
     return ChatOptions(tuple(tools), settings.get("thinking"), dict(template_args))
 
 
@@ -87,7 +88,9 @@ def with_params(prompts: list[Prompt], params: Params) -> list[tuple[Prompt, Sam
     if params is None or isinstance(params, SamplingParams):
         return [(prompt, params or SamplingParams()) for prompt in prompts]
     if isinstance(params, dict) or not all(isinstance(each, SamplingParams) for each in params):
-        raise UsageError(f"params is {params!r}", "allowed: SamplingParams, one for all prompts or one each")
+        raise UsageError(
+            f"params is {shown(params)}", "allowed: SamplingParams, one for all prompts or one each"
+        )
     if len(params) != len(prompts):
         raise UsageError(
             f"there are {len(params)} params for {len(prompts)} prompts", "allowed: one, or one each"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import TypeGuard
 
-from ferrum_mlx.errors import ContextLengthError, UsageError
+from ferrum_mlx.errors import ContextLengthError, UsageError, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions, Prompt, Submit
 from ferrum_mlx.output import OutputStream, TextCodec, end_ids
+from ferrum_mlx.plain import wholes
 from ferrum_mlx.request import Request
 from ferrum_mlx.sampling import check_vocab
 
@@ -27,7 +28,7 @@ class Intake:
         params = command.params
         if not isinstance(command.priority, int):
             raise UsageError(
-                f"priority is {command.priority!r}", "allowed: a whole number, a lower one goes first"
+                f"priority is {shown(command.priority)}", "allowed: a whole number, a lower one goes first"
             )
         prompt = self._encode(command.prompt, command.chat)
         room = self._kv_capacity - len(prompt)
@@ -56,8 +57,8 @@ class Intake:
             return self._codec.encode(prompt)
         if _is_conversation(prompt):
             return self._codec.encode_chat(prompt, chat)
-        ids = [part for part in prompt if isinstance(part, int)]
-        if len(ids) < len(prompt) or not all(0 <= token < self._vocab_size for token in ids):
+        ids = wholes(prompt)
+        if ids is None or not all(0 <= token < self._vocab_size for token in ids):
             raise UsageError(
                 "the prompt's token ids are not all ids",
                 f"allowed: whole numbers from 0 to {self._vocab_size - 1}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import index
 
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import UsageError, shown
+from ferrum_mlx.plain import number, whole
 
 GREEDY_BELOW = 1e-5  # vLLM's bound, too; dividing by less overflows float32
 MAX_LOGPROBS = 20  # alternatives a token, as in vLLM: the lists are read back and sent on at every step
@@ -18,7 +18,8 @@ MAX_SAMPLES = 16_384  # of one prompt, as in vLLM
 class SamplingParams:
     """The names follow vLLM's class of the same name. What is out of range is refused.
 
-    Lists may be given for tuples, a text for a tuple of one, None for an empty one.
+    Lists may be given for tuples, a text for a tuple of one, None for an empty one, numpy's numbers for
+    Python's.
 
     Attributes:
         max_tokens: most output tokens; None is as many as the context leaves.
@@ -27,7 +28,8 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches it, 0 < top_p <= 1.
         top_k: keep the k likeliest tokens; 0 keeps all, and so does -1, as in vLLM.
         min_p: keep tokens at least this fraction as likely as the likeliest; 0 keeps all.
-        xtc_probability: how often all but the least likely of the tokens above xtc_threshold are dropped.
+        xtc_probability: how often all but the least likely of the tokens above xtc_threshold are dropped;
+            needs a temperature.
         xtc_threshold: probability, 0 to 0.5.
         repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the
             output; 1 is off.
@@ -84,26 +86,39 @@ class SamplingParams:
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
     def __post_init__(self) -> None:
-        for name, allows, words in _RULES:
-            if not allows(value := getattr(self, name)):
-                raise UsageError(f"{name} is {value!r}", f"allowed: {words}")
-        plain = {
-            "top_k": max(self.top_k, 0),
+        for name, plain, words in _RULES:
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, plain(value))
+            except _NOT_PLAIN:
+                raise UsageError(f"{name} is {shown(value)}", f"allowed: {words}") from None
+        collections = {
             "logit_bias": _biases(self.logit_bias),
             **{name: _texts(name, getattr(self, name)) for name in ("stop", "bad_words")},
             **{name: _ids(name, getattr(self, name)) for name in ("banned_token_ids", "stop_token_ids")},
         }
-        for name, value in plain.items():
+        for name, value in collections.items():
             object.__setattr__(self, name, value)
+        self._check_together()
+
+    def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(
-                f"min_tokens is {self.min_tokens}", f"allowed: 0 to {self.max_tokens}, max_tokens"
+                f"min_tokens is {shown(self.min_tokens)}",
+                f"allowed: 0 to {shown(self.max_tokens)}, max_tokens",
             )
         if self.n > 1 and self.greedy:
             raise UsageError(
                 f"n is {self.n} at temperature {self.temperature:g}, where all samples are the same",
                 "allowed: 1",
                 "raise the temperature, or leave n away",
+            )
+        if self.xtc_probability and self.greedy:
+            raise UsageError(
+                f"xtc_probability is {self.xtc_probability:g} at temperature {self.temperature:g}, where the "
+                "likeliest token is taken",
+                "allowed: 0",
+                "raise the temperature, or leave XTC away",
             )
 
 
@@ -125,11 +140,11 @@ def check_vocab(
     for name in ("logit_bias", "banned_token_ids", "stop_token_ids"):
         if wrong := [token for token in getattr(params, name) if token >= vocab_size]:
             raise UsageError(
-                f"{name} has the token id {wrong[0]}",
+                f"{name} has the token id {shown(wrong[0])}",
                 f"allowed: 0 to {vocab_size - 1}, the model's vocabulary",
             )
     if not all(sequences := list(bad_sequences)):
-        raise UsageError(f"bad_words is {params.bad_words!r}", "allowed: texts of at least one token")
+        raise UsageError(f"bad_words is {shown(params.bad_words)}", "allowed: texts of at least one token")
     barred = {*params.banned_token_ids, *(sequence[-1] for sequence in sequences)}
     barred.update(end_ids if params.min_tokens else ())
     if barred.issuperset(range(vocab_size)):
@@ -139,20 +154,46 @@ def check_vocab(
         )
 
 
-def _between(low: float, high: float) -> Callable[[object], bool]:
-    def allows(value: object) -> bool:  # no NaN: it compares as False
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-
-    return allows
+_NOT_PLAIN = (TypeError, ValueError, OverflowError)  # what the following raise for what is not allowed
 
 
-def _whole(low: int, high: float = math.inf, *, or_none: bool = False) -> Callable[[object], bool]:
-    def allows(value: object) -> bool:
-        if value is None:
-            return or_none
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+def _between(low: float, high: float, *, above: bool = False) -> Callable[[object], float]:
+    """From low to high, or from above low."""
 
-    return allows
+    def plain(value: object) -> float:
+        given = number(value)
+        if not low <= given <= high or (above and given == low):  # no NaN: it compares as False
+            raise ValueError
+        return given
+
+    return plain
+
+
+_bias = _between(-100, 100)
+
+
+def _whole(low: int, high: float = math.inf, *, or_none: bool = False) -> Callable[[object], int | None]:
+    def plain(value: object) -> int | None:
+        if value is None and or_none:
+            return None
+        given = whole(value)
+        if not low <= given <= high:
+            raise ValueError
+        return given
+
+    return plain
+
+
+def _top_k(value: object) -> int:
+    if (given := whole(value)) < -1:
+        raise ValueError
+    return max(0, given)
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
@@ -163,7 +204,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
         texts = tuple(value or ())
     checked = tuple(text for text in texts or () if isinstance(text, str) and text)
     if texts is None or len(checked) < len(texts):
-        raise UsageError(f"{name} is {value!r}", "allowed: texts of at least one character")
+        raise UsageError(f"{name} is {shown(value)}", "allowed: texts of at least one character")
     return checked
 
 
@@ -175,14 +216,11 @@ def _ids(name: str, value: object) -> tuple[int, ...]:
             return tuple(_id(token) for token in value)
     except (TypeError, ValueError):
         pass
-    raise UsageError(f"{name} is {value!r}", "allowed: token ids, whole numbers of at least 0")
+    raise UsageError(f"{name} is {shown(value)}", "allowed: token ids, whole numbers of at least 0")
 
 
 def _id(value: object) -> int:
-    """A token id as a plain int, also out of numpy; anything else raises."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError
-    if (token := index(value)) < 0:
+    if (token := whole(value)) < 0:
         raise ValueError
     return token
 
@@ -192,29 +230,32 @@ def _biases(value: object) -> dict[int, float]:
     pairs = {} if value is None else value
     if not isinstance(pairs, Mapping):
         raise UsageError(
-            f"logit_bias is {value!r}", "allowed: token ids, each with a number from -100 to 100"
+            f"logit_bias is {shown(value)}", "allowed: token ids, each with a number from -100 to 100"
         )
     for key, bias in pairs.items():
         try:
             token = _id(int(key) if isinstance(key, str) else key)
         except (TypeError, ValueError):
             raise UsageError(
-                f"logit_bias has the key {key!r}", "allowed: token ids, whole numbers of at least 0"
+                f"logit_bias has the key {shown(key)}", "allowed: token ids, whole numbers of at least 0"
             ) from None
-        if not _between(-100, 100)(bias):
-            raise UsageError(f"logit_bias of token {token} is {bias!r}", "allowed: -100 to 100")
-        biases[token] = float(bias)
+        try:
+            biases[token] = _bias(bias)
+        except _NOT_PLAIN:
+            raise UsageError(
+                f"logit_bias of token {shown(token)} is {shown(bias)}", "allowed: -100 to 100"
+            ) from None
     return biases
 
 
-# (field, test, what is allowed)
-_RULES: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+# (field, its value as a plain one, what is allowed)
+_RULES: tuple[tuple[str, Callable[[object], object], str], ...] = (
     ("max_tokens", _whole(1, or_none=True), "a whole number of at least 1"),
     ("min_tokens", _whole(0), "a whole number of at least 0"),
     ("temperature", _between(0, 100), "0 (greedy) to 100"),
-    ("top_p", lambda value: value != 0 and _between(0, 1)(value), "above 0, at most 1 (1 keeps every token)"),
-    ("top_k", _whole(-1), "a whole number of at least 0 (0 keeps every token)"),
-    ("ignore_eos", lambda value: isinstance(value, bool), "True or False"),
+    ("top_p", _between(0, 1, above=True), "above 0, at most 1 (1 keeps every token)"),
+    ("top_k", _top_k, "a whole number of at least 0 (0 keeps every token)"),
+    ("ignore_eos", _switch, "True or False"),
     ("priority", _whole(-(2**63), 2**63), "a whole number; a lower one goes first"),
     ("min_p", _between(0, 1), "0 (keeps every token) to 1"),
     ("xtc_probability", _between(0, 1), "0 (off) to 1"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.chat_template import ChatTemplate
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
-from ferrum_mlx.errors import ModelFileError, UsageError
+from ferrum_mlx.errors import ModelFileError, UsageError, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions
 from ferrum_mlx.thinking import Splitter, ThinkingFormat, Unsplit, find_format
 
@@ -49,6 +49,11 @@ class Tokenizer:
         self.vocab_size = len(hf_tokenizer)
         own = hf_tokenizer.eos_token_id
         self.eos_token_ids = extra_eos | self._end_of_turn() | (frozenset() if own is None else {own})
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's id."""
+        return self._hf.get_vocab()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of plain text; add_special_tokens puts BOS before it where the model wants one.
@@ -89,7 +94,7 @@ class Tokenizer:
                 tuple(self.encode(prefix + word.lstrip(), add_special_tokens=False)) for prefix in ("", " ")
             )
             if not bare:
-                raise UsageError(f"bad_words has {word!r}", "allowed: texts that have tokens")
+                raise UsageError(f"bad_words has {shown(word)}", "allowed: texts that have tokens")
             found.append(bare)
             if spaced[0] != bare[0] and len(spaced) == len(bare):
                 found.append(spaced)

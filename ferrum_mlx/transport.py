@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar, Protocol
 
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError
+from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError, shown
 from ferrum_mlx.events import Callback, CallbackSink
 from ferrum_mlx.messages import (
     Abort,
@@ -318,7 +318,7 @@ class ProcessTransport:
         else:
             what = f"the engine's process ended with exit code {code}"
         last = self._last_line()
-        return EngineDiedError(f"{what}, last saying {last!r}" if last else what, next_step=_ADVICE)
+        return EngineDiedError(f"{what}, last saying {shown(last)}" if last else what, next_step=_ADVICE)
 
     def _last_line(self) -> str:
         file = self._log.fileno()

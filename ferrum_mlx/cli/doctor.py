@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import merge
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby, starmap
+from operator import itemgetter
 from pathlib import Path
 
 import click
 
-from ferrum_mlx.cli.narrate import say
+from ferrum_mlx.cli.narrate import say, say_note
+from ferrum_mlx.errors import BackendUnavailableError
+
+Survey = Iterator[tuple[str, bool, str]]  # see build.zoo_survey
 
 _PACKAGES = ("mlx", "mlx-lm", "torch", "transformers", "numpy", "textual")
+_ZOOS = {"mlx": "mlx-lm", "torch": "transformers"}  # whose model types a backend runs
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -37,20 +44,58 @@ def doctor(as_json: bool, zoo: bool) -> None:
 
 
 def _zoo(as_json: bool) -> None:
-    """One line a model type as it is checked; of several configurations of a type the worst counts."""
+    """A line a model type as it is checked, a column a backend; a dash where its library has no such type."""
+    surveys = _surveys()
+    table: dict[str, dict[str, str]] = {}  # by type and backend; of a type's configurations the worst
+    if not as_json:
+        click.echo(_row("", list(surveys)))
+    for name, outcomes in _joined(surveys):
+        if not as_json:
+            words = [outcomes.get(backend, "-").partition(":")[0] for backend in surveys]
+            whys = [f"{backend} {outcome}" for backend, outcome in outcomes.items() if ":" in outcome]
+            click.echo(_row(name, words, "; ".join(whys)))
+        row = table.setdefault(name.split("/")[0], {})
+        row |= {backend: outcome for backend, outcome in outcomes.items() if not _refused(row.get(backend))}
+    if as_json:
+        click.echo(json.dumps(table, ensure_ascii=False))
+    for backend in surveys:
+        found = [row[backend] for row in table.values() if backend in row]
+        refused = sum(map(_refused, found))
+        exact = len(found) - refused
+        say(f"{backend}: {exact} model types of {_ZOOS[backend]} exact here, {refused} refused")
+
+
+def _refused(outcome: str | None) -> bool:
+    return outcome is not None and outcome.startswith("refused")
+
+
+def _surveys() -> dict[str, Survey]:
+    """By backend; what is not installed is said."""
     from ferrum_mlx.build import zoo_survey
 
-    outcomes: dict[str, str] = {}
-    for name, outcome in zoo_survey():
-        if not as_json:
-            click.echo(f"{name:22}  {outcome}")
-        model_type = name.split("/")[0]
-        if not outcomes.get(model_type, "").startswith("refused"):
-            outcomes[model_type] = outcome
-    exact = sum(outcome.startswith("exact") for outcome in outcomes.values())
-    if as_json:
-        click.echo(json.dumps(outcomes, ensure_ascii=False))
-    say(f"{exact} of mlx-lm's model types are exact here, {len(outcomes) - exact} are refused")
+    surveys: dict[str, Survey] = {}
+    for backend in _ZOOS:
+        try:
+            surveys[backend] = zoo_survey(backend)
+        except BackendUnavailableError as error:
+            say_note(f"no column for {backend}: {error}")
+    return surveys
+
+
+def _joined(surveys: dict[str, Survey]) -> Iterator[tuple[str, dict[str, str]]]:
+    """(name, backend → outcome) in the order of names, which is each survey's own."""
+
+    def told(backend: str, survey: Survey) -> Iterator[tuple[str, str, str]]:
+        for name, exact, why in survey:
+            yield name, backend, ": ".join(filter(None, ("exact" if exact else "refused", why)))
+
+    rows = merge(*starmap(told, surveys.items()), key=lambda row: (row[0].lower(), row[0]))
+    for name, group in groupby(rows, key=itemgetter(0)):
+        yield name, {backend: outcome for _, backend, outcome in group}
+
+
+def _row(name: str, words: list[str], why: str = "") -> str:
+    return f"{name:27}{''.join(f'{word:9}' for word in words)}{why}".rstrip()
 
 
 def _facts_of(section: Callable[[], dict[str, str]]) -> dict[str, str]:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -38,16 +40,51 @@ def test_what_is_absent_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "memory" in facts
 
 
-def test_zoo_prints_a_line_a_type_and_counts_a_type_by_its_worst(monkeypatch, capsys) -> None:
-    from click.testing import CliRunner
+ZOOS = {
+    "mlx": [("llama", True, ""), ("llama/b", False, "x"), ("llama/c", True, ""), ("mamba", True, "slow")],
+    "torch": [("Klear", True, ""), ("llama", True, ""), ("mamba", False, "it keeps a state")],
+}
 
-    from ferrum_mlx import build
-    from ferrum_mlx.cli.doctor import doctor
 
-    rows = [("llama", "exact"), ("llama/b", "refused: x"), ("llama/c", "exact"), ("mamba", "exact; off")]
-    monkeypatch.setattr(build, "zoo_survey", lambda: iter(rows))
-    shown = CliRunner().invoke(doctor, ["--zoo"])
-    assert [line.split(maxsplit=1) for line in shown.stdout.splitlines()] == [list(row) for row in rows]
-    assert "1 of mlx-lm's model types are exact here, 1 are refused" in shown.stderr
-    as_json = CliRunner().invoke(doctor, ["--zoo", "--json"])
-    assert json.loads(as_json.stdout) == {"llama": "refused: x", "mamba": "exact; off"}
+def test_zoo_has_a_line_a_configuration_and_a_column_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "zoo_survey", lambda backend: iter(ZOOS[backend]))
+    shown = CliRunner().invoke(doctor.doctor, ["--zoo"])
+    assert [line.split(maxsplit=3) for line in shown.stdout.splitlines()] == [
+        ["mlx", "torch"],
+        ["Klear", "-", "exact"],
+        ["llama", "exact", "exact"],
+        ["llama/b", "refused", "-", "mlx refused: x"],
+        ["llama/c", "exact", "-"],
+        ["mamba", "exact", "refused", "mlx exact: slow; torch refused: it keeps a state"],
+    ]
+    starts = [re.search(r"torch|exact$", line).start() for line in shown.stdout.splitlines()[:3]]
+    assert len(set(starts)) == 1
+    assert "mlx: 1 model types of mlx-lm exact here, 1 refused" in shown.stderr
+    assert "torch: 2 model types of transformers exact here, 1 refused" in shown.stderr
+
+
+def test_zoo_as_json_has_a_type_by_its_worst_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "zoo_survey", lambda backend: iter(ZOOS[backend]))
+    done = CliRunner().invoke(doctor.doctor, ["--zoo", "--json"])
+    assert json.loads(done.stdout) == {
+        "Klear": {"torch": "exact"},
+        "llama": {"mlx": "refused: x", "torch": "exact"},
+        "mamba": {"mlx": "exact: slow", "torch": "refused: it keeps a state"},
+    }
+
+
+@pytest.mark.parametrize("absent", ["mlx", "torch"])
+def test_a_backend_that_is_not_installed_is_named_and_has_no_column(
+    absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def module(backend: str, part: str) -> SimpleNamespace:
+        assert part == "zoo"
+        return SimpleNamespace(survey=lambda: iter(ZOOS[backend]))
+
+    monkeypatch.setattr(build, "find_spec", lambda name: None if name == absent else name)
+    monkeypatch.setattr(build, "_backend", module)
+    done = CliRunner().invoke(doctor.doctor, ["--zoo"])
+    assert done.exit_code == 0
+    assert done.stdout.split()[0] == ({*ZOOS} - {absent}).pop()
+    assert absent not in done.stdout
+    assert f"note: no column for {absent}: the package {absent} is not installed; pip install" in done.stderr

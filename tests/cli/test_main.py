@@ -59,6 +59,17 @@ def test_wrong_usage_is_one_line_and_2(refused: Refused, args: list[str], parts:
     assert all(part in line for part in parts)
 
 
+@pytest.mark.parametrize("option", ["--max-tokens=", "--backend=", "--kv-memory=", "--model=", "--x"])
+def test_a_long_value_does_not_flood_the_line(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main._run(["run", "--offline", f"{option}{'x' * 100_000}", "hi"]) in (1, 2)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("ferrum-mlx: ")
+    assert "xxx" in last
+    assert len(last) < 700
+
+
 def test_unexpected_error_is_one_line_and_tells_how_to_see_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from ferrum_mlx.backends.mlx import zoo
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.backends.mlx.state import StateStore
+from ferrum_mlx.backends.zoo import VOCAB
 from ferrum_mlx.batch import LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.errors import ContractError
@@ -181,7 +181,7 @@ def test_states_are_given_back(name: str) -> None:
     rng = np.random.default_rng(0)
     held = []
     for i in range(120):
-        prompt = rng.integers(0, zoo.VOCAB, 9).tolist()
+        prompt = rng.integers(0, VOCAB, 9).tolist()
         admission = _admit(executor, str(i), prompt)
         _generate(executor, admission, prompt, 2)
         executor.release_cache(admission.cache_id)

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from ferrum_mlx.backends.fake import FakeCodec
+from ferrum_mlx.backends.torch import zoo
 from ferrum_mlx.backends.torch.executor import TorchExecutor
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 
 from . import pairs, test_pairs
-from . import torch_zoo as zoo
 
 NAMES = [name for name in pairs.FEATURES if name != "recurrent layers"]
 

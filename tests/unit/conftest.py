@@ -1,8 +1,11 @@
-"""Clients of both transports, and a view into the engines behind them."""
+"""Clients of both transports, and a view into the engines behind them; a machine without network."""
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -49,3 +52,14 @@ def announced() -> Ready:
     """What an engine says when it is ready."""
     with EngineClient.in_thread(FAKE) as client:
         return client.start(WAIT)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a network call")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(subprocess, "run", refuse)

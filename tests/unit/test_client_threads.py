@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.messages import Delta, Failed, Finished, RequestEvent
@@ -41,6 +42,28 @@ def asked(worker: int, turn: int) -> tuple[str, SamplingParams, str]:
     return f"worker {worker} asks {turn} things", params, f"w{worker}t{turn}"
 
 
+async def events_of(stream: RequestStream) -> list[RequestEvent]:
+    return [event async for event in stream]
+
+
+def run_at_once(works: Iterable[Callable[[], None]]) -> list[BaseException]:
+    """Each in a thread of its own; returns what they raised."""
+    faults: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    return faults
+
+
 def test_threads_and_event_loops_together(make: Make) -> None:
     """Each asks, stops an endless answer, and drops another, again and again."""
     client = make(CONFIG)
@@ -52,7 +75,6 @@ def test_threads_and_event_loops_together(make: Make) -> None:
         for prompt, params, name in (asked(worker, turn) for worker in workers for turn in range(TURNS))
     }
     together: Answers = {}
-    faults: list[BaseException] = []
 
     def in_thread(worker: int) -> None:
         for turn in range(TURNS):
@@ -64,39 +86,22 @@ def test_threads_and_event_loops_together(make: Make) -> None:
             stopped.abort()
             assert [end for _, _, end in answer(list(stopped)).values()] == ["abort"]
 
-    async def events(stream: RequestStream) -> list[RequestEvent]:
-        return [event async for event in stream]
-
     async def in_task(worker: int, turn: int) -> None:
         prompt, params, name = asked(worker, turn)
         stream = submit(prompt, params, name)
         stopped, dropped = submit(f"{name} on and on", ENDLESS), submit(f"{name} in vain", ENDLESS)
-        cancelled = asyncio.create_task(events(dropped))
-        together[name] = answer(await events(stream))
+        cancelled = asyncio.create_task(events_of(dropped))
+        together[name] = answer(await events_of(stream))
         cancelled.cancel()
         dropped.close()
         stopped.abort()
-        assert [end for _, _, end in answer(await events(stopped)).values()] == ["abort"]
+        assert [end for _, _, end in answer(await events_of(stopped)).values()] == ["abort"]
 
     async def in_loop(worker: int) -> None:
         await asyncio.gather(*(in_task(worker, turn) for turn in range(TURNS)))
 
-    def guarded(run: Callable[[int], None], worker: int) -> Callable[[], None]:
-        def work() -> None:
-            try:
-                run(worker)
-            except BaseException as fault:
-                faults.append(fault)
-
-        return work
-
     kinds = [in_thread] * THREADS + [lambda worker: asyncio.run(in_loop(worker))] * LOOPS
-    threads = [threading.Thread(target=guarded(kinds[worker], worker)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert faults == []
+    assert run_at_once(partial(kinds[worker], worker) for worker in workers) == []
     assert together == alone
     until(lambda: client.last_step is not None and client.last_step.kv.used_blocks == 0)
     assert client._mailboxes == {}

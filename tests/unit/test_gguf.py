@@ -167,6 +167,20 @@ def test_a_missing_file(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "none.gguf")
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q4_0", "Q4_1", "Q8_0"])
+def test_a_damaged_scale_is_read_as_it_is(kind: str, tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
+    """A signalling NaN warns in arithmetic; what is wrong with the model is said at its load."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, kind)
+    start = GGUFFile(path).tensors["token_embd.weight"].offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 2] = b"\x01\x7c"
+    path.write_bytes(content)
+    values = GGUFFile(path).read("token_embd.weight").reshape(-1)
+    assert np.isnan(values[0])
+    assert np.isfinite(values[32:]).all()
+
+
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_truncation_is_found(data: st.DataObject, sound: bytes, tmp_path: Path) -> None:

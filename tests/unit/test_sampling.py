@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum_mlx.batch import RowSampling
-from ferrum_mlx.errors import UsageError
+from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.sampling import SamplingParams, check_vocab
 
 HUGE = 10**400
@@ -46,7 +46,7 @@ def test_out_of_range_is_refused_with_name_value_and_range(field: str, values: l
         with pytest.raises(UsageError) as error:
             SamplingParams(**{field: value})
         message = str(error.value)
-        assert message.startswith(f"{field} is {value!r}; allowed: ")
+        assert message.startswith(f"{field} is {shown(value)}; allowed: ")
         assert "\n" not in message
         assert error.value.exit_code == 2
 
@@ -64,7 +64,6 @@ def test_the_edges_are_allowed() -> None:
         "top_p": (1e-9, 1),
         "top_k": (0, HUGE),
         "min_p": (0, 1),
-        "xtc_probability": (0, 1),
         "xtc_threshold": (0, 0.5),
         "repetition_penalty": (0.01, 100),
         "presence_penalty": (-2, 2),
@@ -77,6 +76,7 @@ def test_the_edges_are_allowed() -> None:
         for value in values:
             assert getattr(SamplingParams(**{name: value}), name) == value
     assert SamplingParams(n=16_384, temperature=1).n == 16_384
+    assert SamplingParams(xtc_probability=1, temperature=1).xtc_probability == 1
     assert SamplingParams(min_tokens=3, max_tokens=3).min_tokens == 3
     assert SamplingParams(top_k=-1).top_k == 0  # as vLLM has it
 
@@ -131,6 +131,41 @@ def test_settings_that_do_not_go_together() -> None:
         SamplingParams(n=2)
     with pytest.raises(UsageError, match="n is 2 at temperature 1e-06"):
         SamplingParams(n=2, temperature=1e-6)
+
+
+def test_xtc_needs_a_temperature() -> None:
+    with pytest.raises(UsageError, match=r"xtc_probability is 0.5 at temperature 0, .*; allowed: 0; raise"):
+        SamplingParams(xtc_probability=0.5)
+    assert SamplingParams(xtc_threshold=0.2).xtc_probability == 0  # off, so nothing is ignored
+
+
+INTEGERS = ("max_tokens", "min_tokens", "top_k", "priority", "n", "seed", "logprobs", "prompt_logprobs")
+REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def test_numpy_s_numbers_are_taken_as_python_s() -> None:
+    given = {
+        **{name: np.int64(1) for name in INTEGERS},
+        **{name: np.float32(0.5) for name in REALS},
+        "xtc_probability": np.float64(0.5),
+        "xtc_threshold": np.float16(0.25),
+        "logit_bias": {np.uint8(3): np.float32(-2)},
+    }
+    params = SamplingParams(**given)
+    plain = {
+        **dict.fromkeys(INTEGERS, 1),
+        **dict.fromkeys(REALS, 0.5),
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.25,
+        "logit_bias": {3: -2.0},
+    }
+    assert params == SamplingParams(**plain)
+    assert {type(getattr(params, name)) for name in INTEGERS} == {int}
+    assert {type(getattr(params, name)) for name in (*REALS, "xtc_probability", "xtc_threshold")} == {float}
+    assert {type(value) for pair in params.logit_bias.items() for value in pair} == {int, float}
+    for wrong in ({"max_tokens": np.float32(3)}, {"top_k": np.True_}, {"min_p": np.True_}):
+        with pytest.raises(UsageError, match="allowed"):
+            SamplingParams(**wrong)
 
 
 def test_greedy_is_below_1e_5_and_penalties_look_back() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ferrum_mlx import errors
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import CapacityError, FerrumError, UsageError
+from ferrum_mlx.errors import CapacityError, FerrumError, UsageError, shown
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,63 @@ def test_a_path_is_a_model_and_a_number_is_none(tmp_path: Path) -> None:
             EngineConfig(model=wrong)
     with pytest.raises(UsageError, match="allowed: bytes, a whole number"):
         EngineConfig(kv_memory="1GB")
+
+
+def test_numpy_s_whole_numbers_become_plain_ones() -> None:
+    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_memory", "max_model_len")
+    config = EngineConfig(**{name: np.int32(64) for name in names})
+    assert [getattr(config, name) for name in names] == [64] * len(names)
+    assert {type(getattr(config, name)) for name in names} == {int}
+    for wrong in (np.float32(64), np.True_, True, 2**63, 10**5000):
+        with pytest.raises(UsageError, match=r"kv_memory is .*; allowed: bytes, a whole number"):
+            EngineConfig(kv_memory=wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x", "'x'"),
+        (None, "None"),
+        (["a\nb"], "['a\\nb']"),
+        (10**5000, "a value of type int"),
+        (np.zeros((2, 2)), "array([[0., 0.],        [0., 0.]])"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_in_a_message_is_its_repr_on_one_line(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+MILLION = 10**6
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * MILLION,
+        b"x" * MILLION,
+        list(range(MILLION)),
+        {str(i): "y" * 1000 for i in range(1000)},
+        [["z" * MILLION] * 100] * 100,
+        10**4000,
+        Path("p" * MILLION),
+        Mute(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_long_value_is_cut_in_the_middle(value: object) -> None:
+    text = shown(value)
+    assert len(text) <= 203
+    assert "\n" not in text
+    with pytest.raises(UsageError) as caught:
+        EngineConfig(backend=value)
+    assert len(str(caught.value)) < 300
+    assert text in str(caught.value)
 
 
 def test_every_error_survives_a_pickle() -> None:

@@ -9,19 +9,24 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.backends.mlx.pools import PoolStorage
 from ferrum_mlx.backends.step import Step
+from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.nearties import NearTie
+from ferrum_mlx.output import OutputStream
+from ferrum_mlx.verify.checks import greedy
 from ferrum_mlx.verify.compare import Comparison, Row
 from ferrum_mlx.verify.report import Report, verify
-from ferrum_mlx.verify.runs import Library, Output, Subject
+from ferrum_mlx.verify.runs import Library, Output, Subject, run
 
-from ..contract.conftest import BACKENDS
+from ..contract.conftest import BACKENDS, tiny_config
 from .verify_subjects import (
     BROKEN,
     corrupt_block_tables,
     forget_snapshots,
     let_neighbours_add_noise,
+    over,
     paged,
     stateful,
     subject,
@@ -110,6 +115,18 @@ def test_a_failed_forward_is_a_fault_of_its_check_and_leaves_no_block() -> None:
     assert row(report, "batched = alone").outcome == "fault"
     assert "out of luck" in row(report, "batched = alone").detail
     assert executor.kv_capacity_snapshot().used_blocks == 0
+
+
+def test_a_failed_request_leaves_no_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text fails while the next step of it is on its way, and the next check has the same executor."""
+    config = tiny_config()
+    ahead = over(FakeExecutor(config, one_step_ahead=True), config, "fake")
+    monkeypatch.setattr(OutputStream, "add", lambda *_: 1 / 0)
+    with pytest.raises(FerrumError, match="ZeroDivision"):
+        run(ahead, {0: [greedy("a", [1, 2, 3])]})
+    monkeypatch.undo()
+    assert paged(ahead).kv_capacity_snapshot().used_blocks == 0
+    assert len(run(ahead, {0: [greedy("a", [1, 2, 3])]}).outputs["a"].ids) == 8
 
 
 # Recurrent layers

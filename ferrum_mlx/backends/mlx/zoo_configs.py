@@ -1,8 +1,7 @@
 """Configurations of tiny models of mlx-lm's model types: those we run exactly, and those we refuse.
 
-A name is a model type, or `type/variant` where one type is tried with several configurations. Sliding
-windows are 8 tokens and LongRoPE or YaRN start from 32, so that short prompts pass them. Left out are
-olmo (mlx-lm wants another package for it), bitnet and muse_spark (their layers need Metal) and
+Sliding windows are 8 tokens and LongRoPE or YaRN start from 32, so that short prompts pass them. Left out
+are olmo (mlx-lm wants another package for it), bitnet and muse_spark (their layers need Metal) and
 prism_hadamard_qwen35 (a way of packing weights).
 """
 
@@ -10,56 +9,32 @@ from __future__ import annotations
 
 from typing import Any
 
-Config = dict[str, Any]
-
-VOCAB = 199
-WINDOW = 8
-ORIGINAL_LENGTH = 32  # that LongRoPE and YaRN were stretched from
+from ferrum_mlx.backends import zoo
+from ferrum_mlx.backends.zoo import (
+    DELTA,
+    GPT,
+    GRANITE,
+    HEAD,
+    MIXED,
+    MLA,
+    MOE,
+    ORIGINAL_LENGTH,
+    VOCAB,
+    WINDOW,
+    Config,
+)
 
 # Every name that many types read; a type's arguments take what they know and leave the rest.
 COMMON: Config = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    **zoo.COMMON,
     "rms_norm_eps": 1e-5,
     "layer_norm_eps": 1e-5,
     "norm_eps": 1e-5,
     "layer_norm_epsilon": 1e-5,
     "rope_theta": 10000.0,
     "sliding_window": WINDOW,
-    "tie_word_embeddings": False,
     "attention_bias": True,
     "mlp_bias": True,
-}
-MOE: Config = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [0],
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
-    "n_group": 1,
-    "topk_group": 1,
-}
-MLA: Config = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 10,
-    "attention_bias": False,
 }
 MAMBA: Config = {
     "conv_kernel": 4,
@@ -70,13 +45,6 @@ MAMBA: Config = {
     "use_conv_bias": True,
     "time_step_rank": 4,
     "time_step_limit": [0.0, 10.0],
-}
-DELTA: Config = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
 }
 MAMBA2: Config = {**MAMBA, "num_heads": 8, "head_dim": 8}
 NEMOTRON: Config = {
@@ -124,21 +92,11 @@ LONGCAT: Config = {
     "mla_scale_q_lora": True,
     "mla_scale_kv_lora": True,
 }
-GPT: Config = {"n_embd": 48, "n_head": 4, "n_layer": 3, "n_positions": 128, "n_ctx": 128, "n_inner": 64}
-GRANITE: Config = {
-    "logits_scaling": 0.5,
-    "attention_multiplier": 0.3,
-    "embedding_multiplier": 1.5,
-    "residual_multiplier": 0.7,
-}
 MINICPM: Config = {"dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 2.0}
-HEAD: Config = {"head_dim": 10}  # where it is free, not hidden_size / heads
-MIXED: Config = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 STABLELM: Config = {"use_qkv_bias": True, "partial_rotary_factor": 0.5}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 ROPE_BY_KIND: Config = {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}}
-YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL_LENGTH}
-YARN |= {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+YARN: Config = {**zoo.YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
 GEMMA: Config = {**HEAD, "query_pre_attn_scalar": 10, "sliding_window_pattern": 2}
 GEMMA3N: Config = {
     **HEAD,

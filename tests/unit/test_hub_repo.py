@@ -1,0 +1,231 @@
+"""Fetching, checking and removing a repository, of a hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrum_mlx import hub, hub_repo
+from ferrum_mlx.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+
+REPO = "tiny/model"
+
+
+def test_fetch_then_find_without_network(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = hub.resolve(REPO)
+    assert fetched.format == "safetensors"
+    assert fetched.revision == fake_hub.REVISION
+    names = {"config.json", "tokenizer.json", "model.safetensors"}
+    assert {path.name for path in fetched.path.iterdir()} == names
+    assert all((fetched.path / name).read_bytes() == fake_hub.files[name] for name in names)
+    fake_hub.requests.clear()
+    assert hub.resolve(REPO) == hub.resolve(REPO, offline=True) == fetched
+    assert fake_hub.requests == []
+    assert any(status.name == REPO and status.path for status in hub.list_models())
+
+
+def test_offline_and_not_here(private_cache: Path, no_network: None) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"not on this machine.*models pull tiny/model"):
+        hub.resolve(REPO, offline=True)
+
+
+@pytest.mark.parametrize("goes_on", ["in the same call", "in the next call"])
+def test_a_broken_download_goes_on(goes_on: str, fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_answer = fake_hub.answer
+    fake_hub.cut_after = 50_000
+    monkeypatch.setattr("time.sleep", lambda _: None)  # the library waits before it tries again
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)  # what a cut can cost
+
+    def mend_after_the_cut(handler: Any) -> None:
+        ranged = handler.headers.get("Range")
+        if ranged and goes_on == "in the same call":
+            fake_hub.cut_after = None
+        real_answer(handler)
+
+    fake_hub.answer = mend_after_the_cut
+    if goes_on == "in the next call":
+        with pytest.raises(DownloadError, match="did not deliver"):
+            hub.resolve(REPO)
+        with pytest.raises(ModelNotFoundError):
+            hub.resolve(REPO, offline=True)
+        fake_hub.cut_after = None
+        fake_hub.requests.clear()
+    path = hub.resolve(REPO).path
+    assert (path / "model.safetensors").read_bytes() == fake_hub.files["model.safetensors"]
+    gets = [r[2] for r in fake_hub.requests if r[0] == "GET" and r[1].endswith("model.safetensors")]
+    assert gets[-1] == "bytes=50000-"
+
+
+def test_what_an_interrupted_download_left_can_be_removed(
+    fake_hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_hub.cut_after = 50_000
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
+    with pytest.raises(DownloadError):
+        hub.resolve(REPO)
+    assert hub.remove(REPO) == 50_000
+    with pytest.raises(ModelNotFoundError):
+        hub.remove(REPO)
+
+
+def test_an_altered_file_is_not_kept(fake_hub: Any) -> None:
+    good = fake_hub.files["model.safetensors"]
+    fake_hub.served["model.safetensors"] = good[:-1] + b"\0"
+    with pytest.raises(DownloadError, match=r"model\.safetensors.*altered"):
+        hub.resolve(REPO)
+    with pytest.raises(ModelNotFoundError):
+        hub.resolve(REPO, offline=True)
+    fake_hub.served.clear()
+    assert (hub.resolve(REPO).path / "model.safetensors").read_bytes() == good
+
+
+@pytest.mark.parametrize("damage", ["altered", "truncated"])
+def test_pull_mends_what_is_damaged(damage: str, fake_hub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fetched = hub.resolve(REPO)
+    good = fake_hub.files["model.safetensors"]
+    weights = fetched.path / "model.safetensors"
+    weights.write_bytes(good[:-1] if damage == "truncated" else good[:-1] + b"\0")
+    assert hub.pull(REPO) == fetched
+    assert weights.read_bytes() == good
+    assert f"{weights.resolve()} is altered: fetching it again" in capsys.readouterr().err
+
+
+def test_pull_of_sound_files_fetches_nothing(fake_hub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fetched = hub.resolve(REPO)
+    fake_hub.requests.clear()
+    capsys.readouterr()
+    assert hub.pull(REPO) == fetched
+    assert fake_hub.requests == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_whose_blob_is_gone_is_missed(fake_hub: Any) -> None:
+    path = hub.resolve(REPO).path
+    # of a name that the library has no listing of, as its older versions have of none
+    (path / "tokenizer_config.json").symlink_to("../../blobs/" + "0" * 64)
+    with pytest.raises(ModelNotFoundError, match="not on this machine"):
+        hub.resolve(REPO, offline=True)
+
+
+def test_too_long_a_partial_download_starts_again(fake_hub: Any) -> None:
+    good = fake_hub.files["model.safetensors"]
+    leave_partial(good + b"more")
+    assert (hub.resolve(REPO).path / "model.safetensors").read_bytes() == good
+
+
+def test_an_altered_partial_download_is_removed(fake_hub: Any) -> None:
+    good = fake_hub.files["model.safetensors"]
+    leave_partial(good[:-1] + b"\0")
+    with pytest.raises(DownloadError, match="altered"):
+        hub.resolve(REPO)
+    assert (hub.resolve(REPO).path / "model.safetensors").read_bytes() == good
+
+
+def leave_partial(content: bytes) -> None:
+    """As if a download of the weights had been interrupted."""
+    path = hub.resolve(REPO).path / "model.safetensors"
+    path.resolve().with_suffix(".partial").write_bytes(content)
+    path.resolve().unlink()
+    path.unlink()
+
+
+@pytest.mark.parametrize("sha256", ["../../../../evil", "0" * 63, "A" * 64, ""])
+def test_a_hub_that_states_no_sha256(
+    sha256: str, fake_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lfs = {"sha256": sha256, "size": 1, "pointerSize": 1}
+    monkeypatch.setattr(
+        fake_hub, "_facts", lambda name, _: {"lfs": lfs} if name == "model.safetensors" else {}
+    )
+    with pytest.raises(DownloadError, match=r"no sha256 of model\.safetensors of hub tiny/model"):
+        hub.resolve(REPO)
+    assert list(tmp_path.rglob("evil*")) == []
+
+
+def test_a_hub_that_states_no_commit(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_hub, "REVISION", "../../evil")
+    with pytest.raises(DownloadError, match=r"no commit of hub tiny/model@main but '\.\./\.\./evil'"):
+        hub.resolve(REPO)
+
+
+def test_an_altered_small_file_is_not_kept(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = fake_hub._facts
+    good = fake_hub.files["config.json"]
+    git_hash = hashlib.sha1(b"blob %d\0" % len(good) + good).hexdigest()
+
+    def with_blob_id(name: str, hash_key: str) -> dict[str, Any]:
+        return facts(name, hash_key) | ({"blobId": git_hash} if name == "config.json" else {})
+
+    monkeypatch.setattr(fake_hub, "_facts", with_blob_id)
+    fake_hub.served["config.json"] = good.replace(b"llama", b"lLama")
+    with pytest.raises(DownloadError, match=r"config\.json of hub tiny/model@main arrived altered"):
+        hub.resolve(REPO)
+    with pytest.raises(ModelNotFoundError):
+        hub.resolve(REPO, offline=True)
+    fake_hub.served.clear()
+    assert (hub.resolve(REPO).path / "config.json").read_bytes() == good
+
+
+def test_all_files_are_of_one_commit(fake_hub: Any) -> None:
+    hub.resolve(REPO)
+    asked = [path for _, path, _ in fake_hub.requests]
+    assert [path for path in asked if "main" in path] == [f"/api/models/{REPO}/revision/main"]
+
+
+def test_programs_and_folders_are_never_fetched(fake_hub: Any) -> None:
+    unwanted = ["tokenizer.py", "tokenizer/evil.py", "onnx/config.json", "model-x/model.safetensors"]
+    fake_hub.files.update(dict.fromkeys(unwanted, b"{}"))
+    path = hub.resolve(REPO).path
+    assert {file.name for file in path.rglob("*")} == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    }
+    asked = [path for _, path, _ in fake_hub.requests]
+    assert any(path.endswith("/config.json") for path in asked)
+    assert [path for path in asked if path.endswith(tuple(f"/{name}" for name in unwanted))] == []
+
+
+def test_a_repository_that_is_not_there(fake_hub: Any) -> None:
+    with pytest.raises(ModelNotFoundError, match="no repository tiny/other"):
+        hub.resolve("tiny/other")
+
+
+def test_a_repository_without_safetensors(fake_hub: Any) -> None:
+    del fake_hub.files["model.safetensors"]
+    with pytest.raises(UnsupportedModelError, match="no safetensors"):
+        hub.resolve(REPO)
+
+
+def test_an_unreachable_hub_is_one_line(fake_hub: Any) -> None:
+    fake_hub.server.server_close()
+    with pytest.raises(DownloadError, match="did not deliver tiny/model") as caught:
+        hub.resolve(REPO)
+    assert "\n" not in str(caught.value)
+
+
+def test_remove(fake_hub: Any) -> None:
+    path = hub.resolve(REPO).path
+    assert hub.remove(REPO) >= len(fake_hub.files["model.safetensors"])
+    assert not path.exists()
+    with pytest.raises(ModelNotFoundError, match="not on this machine"):
+        hub.remove(REPO)
+
+
+def test_a_folder_that_cannot_be_written(fake_hub: Any, tmp_path: Path) -> None:
+    (tmp_path / "hub-cache").write_text("a file is in the way")
+    with pytest.raises(DownloadError, match=r"cannot write to .*hub-cache"):
+        hub.resolve(REPO)
+
+
+def test_an_index_that_is_no_json(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    assert hub_repo.is_complete(tmp_path)
+    for text in ("[", "{}", "[]"):
+        (tmp_path / "model.safetensors.index.json").write_text(text)
+        assert not hub_repo.is_complete(tmp_path)
