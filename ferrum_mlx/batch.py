@@ -142,7 +142,7 @@ class ItemResult:
         logprobs: one a token id, where params.logprobs asks for them.
         prompt_logprobs: one a target.
         num_tokens: how many of q_tokens were computed; None is all. Fewer only of a chunk, and then
-            nothing was sampled.
+            nothing was sampled; never while a step ahead goes on from its end.
     """
 
     cache_id: int

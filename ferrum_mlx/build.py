@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ferrum_mlx import hub
+from ferrum_mlx import hub, threads  # noqa: F401 - threads before anything loads an array library
 from ferrum_mlx.build_speculation import Loaded, build_executors, check_same_vocabulary, pair_of_fakes
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.engine import Engine
@@ -23,14 +22,6 @@ from ferrum_mlx.output import TextCodec
 
 if TYPE_CHECKING:
     from ferrum_mlx.verify.runs import Library, Subject
-
-# Read when numpy's OpenBLAS is loaded, so set before the first backend is. Its threads spin for 2^26
-# cycles after a product by default, and starve a busy machine, this engine included; 2^20 cycles span
-# the gap to the next product of the same forward. bench/NOTES.md has the figures.
-os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
-# The same of OpenMP's threads, which torch multiplies with, read when torch is loaded: waiting ones sleep.
-# Spinning ones make a step several times as long as soon as anything else wants a core.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 INSTALL = {"mlx": "pip install 'ferrum-mlx'", "torch": "pip install 'ferrum-mlx[torch]'"}

@@ -17,7 +17,15 @@ from ferrum_mlx.batch import ItemResult, UnifiedBatch
 from ferrum_mlx.capacity import Deferred, NotSubmitted
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import CapacityError, FerrumError, UsageError, one_line
-from ferrum_mlx.events import EventLog, FirstToken, RequestAdmitted, RequestEnded, RequestQueued, StepDone
+from ferrum_mlx.events import (
+    EventLog,
+    FirstToken,
+    RequestAdmitted,
+    RequestEnded,
+    RequestPreempted,
+    RequestQueued,
+    StepDone,
+)
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.intake import Intake
 from ferrum_mlx.launched import Launched, Work, item_of
@@ -55,6 +63,7 @@ class Engine:
         self._speculation = speculation
         self._one_step_ahead = executor.capabilities().one_step_ahead
         self._launched: deque[Launched] = deque()
+        self._landed = 0.0  # when the latest step did
         self._streams: dict[str, OutputStream] = {}
         self._events: list[Event] = []  # of now; the next step delivers them
         self._steps = 0
@@ -86,7 +95,10 @@ class Engine:
             self.log.add(RequestQueued(name, len(stream.request.prompt), command.priority))
 
     def abort(self, request_id: str) -> None:
-        """End a request, whatever its state; its blocks are free at once. Unknown ids are over already."""
+        """End a request, whatever its state; unknown ids are over already.
+
+        Its blocks are free at once, or when the step in flight that touches them has landed.
+        """
         stream = self._streams.get(request_id)
         if stream is not None:
             try:
@@ -103,16 +115,14 @@ class Engine:
     def step(self) -> list[Event]:
         """Schedule, submit one forward, land one; returns what happened since the last step."""
         work = Work(perf_counter())
-        if not self._may_run_ahead():
-            self._land_all_but(0, work)
-        started = perf_counter()
         self._propose()
         plan = self._scheduler.schedule(quiet=not self._launched)
         for request, error in self._scheduler.take_rejected():
             self._fail(request, error)
         changes = self._scheduler.take_changes()
+        self._forget_preempted(changes)
         self.log.add(*changes)
-        work.schedule_s = perf_counter() - started
+        work.schedule_s = perf_counter() - work.started
         launched = bool(plan) and self._launch(plan, work)
         self._land_all_but(1 if launched and self._may_run_ahead() else 0, work)
         if plan or work.landed or self._events:  # what was aborted or refused has changed numbers, too
@@ -138,6 +148,13 @@ class Engine:
         if self._speculation and not self._launched:
             self._speculation.propose(self._scheduler.decoding(), self._scheduler.draft_budget)
 
+    def _forget_preempted(self, changes: Sequence[Change]) -> None:
+        """What a proposer holds for a request that waits, others may need."""
+        if self._speculation:
+            for change in changes:
+                if isinstance(change, RequestPreempted):
+                    self._speculation.forget(self._streams[change.request_id].request)
+
     def _launch(self, plan: list[Scheduled], work: Work) -> bool:
         """Submit a step; False if it cannot be: whoever is to blame has failed, or made room."""
         now = perf_counter()
@@ -153,7 +170,7 @@ class Engine:
                 blamed = [s.request for s in plan if s.request.cache_id in submission.cache_ids]
                 self._fail_each(blamed or self._scheduler.running, submission.error)
             else:
-                self._launched.append(Launched(plan, items, submission, perf_counter() - now))
+                self._launched.append(Launched(plan, items, submission, now))
                 return True
         except Exception as error:
             self._lose_all(error)
@@ -170,12 +187,15 @@ class Engine:
             except Exception as error:
                 self._lose_all(error)
                 return
-            work.forward_s += perf_counter() - started
+            landed = perf_counter()
+            work.forward_s += landed - started
             work.landed += 1
             self._steps += 1
             self._commit_all(launched, results, work)
             if self._speculation:
-                self._speculation.stepped(launched.num_rows, launched.num_drafts, launched.seconds)
+                begun = max(launched.started, self._landed)  # the device takes one step after the other
+                self._speculation.stepped(launched.num_rows, launched.num_drafts, landed - begun)
+            self._landed = landed
 
     def _lose_all(self, error: Exception) -> None:
         """The device's state is unknown: what runs is lost, the engine is not."""
@@ -277,7 +297,8 @@ class Engine:
         )
         self._events.append(Stepped(stats))
         self.log.add(StepDone(stats))
-        self._events += [Notice(note) for note in self.log.take_notes()]
+        notes = self.log.take_notes() + (self._speculation.take_notes() if self._speculation else [])
+        self._events += map(Notice, notes)
 
 
 def _failure(what: str, error: Exception) -> FerrumError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter
 
 from ferrum_mlx.batch import ItemResult, LogitsPolicy, RowSampling, UnifiedItem
 from ferrum_mlx.executor import Pending
@@ -33,13 +32,13 @@ class Launched:
     """A submitted step. Its requests count what it computes as computed from now on.
 
     Attributes:
-        seconds: what the host has waited for it.
+        started: when it was submitted.
     """
 
     def __init__(
-        self, plan: list[Scheduled], items: list[UnifiedItem], pending: Pending, seconds: float
+        self, plan: list[Scheduled], items: list[UnifiedItem], pending: Pending, started: float
     ) -> None:
-        self.plan, self.items, self.seconds = plan, items, seconds
+        self.plan, self.items, self.started = plan, items, started
         self._pending = pending
         for scheduled, item in zip(plan, items, strict=True):
             scheduled.request.advance(scheduled.num_tokens)
@@ -55,10 +54,7 @@ class Launched:
 
     def result(self) -> list[ItemResult]:
         """Waits for the device."""
-        started = perf_counter()
-        results = self._pending.result()
-        self.seconds += perf_counter() - started
-        return results
+        return self._pending.result()
 
     def settle(self, request: Request, item: UnifiedItem, result: ItemResult) -> int:
         """Count an item's result instead of the promise; returns how many tokens were computed."""

@@ -181,7 +181,8 @@ class StepStats:
 
     Attributes:
         seconds: of the whole step; schedule_s, forward_s and commit_s are its parts.
-        prefill_tokens, decode_tokens: computed in this step; a replay is prefill.
+        prefill_tokens: computed in the step that has landed; a replay is prefill.
+        decode_tokens: output tokens that its decodes have brought, accepted drafts among them.
         admitted_tokens: tokens of the prompts that were admitted for the first time in this step.
         cached_tokens: of those, found in the prefix cache.
         waiting: requests not running; `preempted` of them have run before.

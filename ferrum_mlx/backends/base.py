@@ -122,6 +122,7 @@ class PagedExecutor(ModelExecutor):
 
     def reserve_kv_slots(self, requests: Sequence[KvSlotRequest]) -> KvSlotReservation:
         for request in requests:
+            self._check_not_leaving(request.cache_id)
             if request.target_len > self.max_model_len:
                 raise ContextLengthError(
                     f"cache {request.cache_id} asks for {request.target_len} tokens",
@@ -208,7 +209,7 @@ class PagedExecutor(ModelExecutor):
             self._fail()
             raise
         if isinstance(submission, (Deferred, NotSubmitted)):
-            self._state = ExecutorState.READY
+            self._state = ExecutorState.BUSY if self._flights else ExecutorState.READY
             return submission
         flight = Flight(batch, submission, start, self._take)
         self._flights.append(flight)
@@ -231,9 +232,8 @@ class PagedExecutor(ModelExecutor):
             self._fail()
             raise
         for item, result in zip(flight.batch.items, results, strict=True):
-            if item.cache_id not in self._leaving:
-                drafts = len(item.q_tokens) - 1 if item.verify else 0
-                self.kv.commit(item.cache_id, flight.tokens(item)[: result.num_tokens], drafts=drafts)
+            drafts = len(item.q_tokens) - 1 if item.verify else 0
+            self.kv.commit(item.cache_id, flight.tokens(item)[: result.num_tokens], drafts=drafts)
         self._forget_admissions(set(flight.items))
         self._free_leaving()
         self._state = ExecutorState.BUSY if self._flights else ExecutorState.READY
@@ -308,10 +308,13 @@ class PagedExecutor(ModelExecutor):
             raise ContractError(f"cache {item.cache_id} carries a state, which no rejected draft can leave")
         self.kv.check_reserved(item.cache_id, length + len(item.q_tokens))
 
+    def _check_not_leaving(self, cache_id: int) -> None:
+        if cache_id in self._leaving:
+            raise ContractError(f"cache {cache_id} is released")
+
     def _next_offset(self, item: UnifiedItem) -> int:
         """The length of the item's cache, once the step in flight is done."""
-        if item.cache_id in self._leaving:
-            raise ContractError(f"cache {item.cache_id} is released")
+        self._check_not_leaving(item.cache_id)
         length = self.kv.length(item.cache_id)
         if not self._flights:
             if item.q_tokens == (IN_FLIGHT,):

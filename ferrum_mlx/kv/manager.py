@@ -148,6 +148,7 @@ class KVManager:
         self._check_truncation(cache_id, seq, new_len)
         keep = self._blocks_for(new_len)
         full = new_len // self.block_size
+        freed = any(len(table) > keep for table in seq.tables)
         for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
             for block in table[full:keep]:  # about to be written to again
                 pool.forget(block)
@@ -156,8 +157,8 @@ class KVManager:
             seq.left[g] = min(seq.left[g], keep)
         del seq.tokens[new_len:], seq.keys[full:]
         seq.verified = new_len
-        self.prefix.register(seq)
-        self.capacity.bump()
+        if self.prefix.register(seq) or freed:
+            self.capacity.bump()
 
     def release(self, cache_id: int, *, forget: bool = False) -> None:
         """Give up everything the sequence holds; an unknown cache is one released before.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 from ferrum_mlx.errors import one_line
@@ -15,7 +16,7 @@ from ferrum_mlx.speculative.proposer import Proposer
 class Speculation:
     """What an engine calls around each step; its own verify decides which guesses come true.
 
-    A proposer that raises is left out from then on, and `stats().why` says so: no request suffers.
+    A proposer that raises is left out from then on, and a note says so: no request suffers.
 
     Args:
         name: of the proposer, as users know it.
@@ -33,6 +34,7 @@ class Speculation:
         self._proposer, self._name, self._max_drafts, self._clock = proposer, name, max_drafts, clock
         self._length = DraftLength()
         self._failure = ""
+        self._notes: list[str] = []
         self._drafted = self._accepted = self._verifies = 0
         self._seconds = 0.0
 
@@ -48,10 +50,8 @@ class Speculation:
         if not requests or self._failure:
             return
         start = self._clock()
-        try:
+        with self._guarded():
             self._propose(requests, budget, start)
-        except Exception as error:  # a second model fails in as many ways as the first
-            self._failure = f"the proposer failed: {one_line(error)}"
         self._seconds += self._clock() - start
 
     def wants(self, requests: Sequence[Request]) -> bool:
@@ -62,9 +62,20 @@ class Speculation:
         """
         if not requests or self._failure:
             return False
-        limits, _ = self._limits(requests)
-        budget = max(self._max_drafts, 2 * len(requests))  # what pays at all pays within that
-        return self._length.would_choose(limits, len(requests), budget, cheap=self._proposer.cheap)
+        with self._guarded():
+            limits, _ = self._limits(requests)
+            budget = max(self._max_drafts, 2 * len(requests))  # what pays at all pays within that
+            return self._length.would_choose(limits, len(requests), budget, cheap=self._proposer.cheap)
+        return False
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A second model fails in as many ways as the first."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = f"the proposer failed: {one_line(error)}"
+            self._notes.append(f"runs without speculation from now on: {self._failure}")
 
     def _propose(self, requests: Sequence[Request], budget: int, start: float) -> None:
         limits, guesses = self._limits(requests)
@@ -105,7 +116,8 @@ class Speculation:
     def forget(self, request: Request) -> None:
         """The request has ended, or was preempted; idempotent."""
         self._length.forget(request)
-        self._proposer.forget(request)
+        with self._guarded():
+            self._proposer.forget(request)
 
     def stats(self) -> SpeculationStats:
         return SpeculationStats(
@@ -116,6 +128,11 @@ class Speculation:
             draft_seconds=self._seconds,
             why=self._failure or self._length.why,
         )
+
+    def take_notes(self) -> list[str]:
+        """What a user must be told since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def close(self) -> None:
         self._proposer.close()

@@ -149,6 +149,21 @@ def test_a_step_that_is_refused_while_another_is_in_flight(
         assert all(isinstance(end_of(events, name), Failed) for name in prompts)
 
 
+def test_a_lone_request_waits_for_blocks_that_a_cancelled_step_still_holds() -> None:
+    """It is not found impossible while they are on their way back."""
+    alone = ids_of(say(make(kv_memory=5 * 16)[0], PROMPT, max_tokens=15, ignore_eos=True), "r")
+    engine, _ = make(kv_memory=5 * 16, max_num_seqs=2)
+    for name in ("r", "other"):
+        engine.submit(Submit(name, PROMPT, SamplingParams(max_tokens=15, ignore_eos=True)))
+    events = []
+    while engine.executor.kv_capacity_snapshot().free_blocks > 1:
+        events += engine.step()
+    engine.abort("other")
+    events += drain(engine)
+    assert isinstance(end_of(events, "r"), Finished)
+    assert ids_of(events, "r") == alone
+
+
 def test_a_failed_forward_loses_both_steps_and_no_block() -> None:
     engine, executor = make()
     engine.submit(Submit("r", PROMPT, SamplingParams(max_tokens=9)))

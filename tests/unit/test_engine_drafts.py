@@ -244,5 +244,18 @@ def test_whatever_its_end_a_request_is_forgotten(monkeypatch: pytest.MonkeyPatch
     assert forgotten == ["finished", "aborted", "failed"]
 
 
+def test_who_is_preempted_is_forgotten_and_goes_on() -> None:
+    """What a proposer holds for it, others may need."""
+    engine, drafts = make(right, max_num_seqs=1)
+    forgotten: list[str] = []
+    drafts.forget = lambda request: forgotten.append(request.request_id)  # type: ignore[method-assign]
+    engine.submit(Submit("r", PROMPT, SamplingParams(max_tokens=20), priority=1))
+    events = [event for _ in range(2) for event in engine.step()]
+    engine.submit(Submit("urgent", PROMPT, SamplingParams(max_tokens=2)))
+    events += drain(engine)
+    assert forgotten == ["r", "urgent", "r"]
+    assert bytes(ids_of(events, "r")) == bytes(ANSWER[:20])
+
+
 def _broken(cache_id: int, new_len: int) -> None:
     raise FerrumError("it does not truncate")

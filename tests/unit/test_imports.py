@@ -34,6 +34,7 @@ LAYERS = (
         "sanitize",
         "plain",
         "nearties",
+        "threads",
     ),
     (
         *("kv", "scheduler", "speculative", "launched", "tokenizer", "detokenizer", "output", "intake"),

@@ -16,6 +16,8 @@ import mlx.nn as nn
 import numpy as np
 
 TILE = 16  # rows of every product in exact numerics
+FEW, SOME = 3, 32  # rows up to which another way is quicker: bench/NOTES.md
+STRIP = 4096  # rows of a weight that a cache holds while a few rows of x go over it
 
 
 def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
@@ -25,8 +27,7 @@ def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
     multiplies tiles of TILE rows, the last one padded: a row meets the same routine in any company.
     """
     if not exact:
-        product: np.ndarray = x @ weight.T
-        return product
+        return _quickest(x, weight)
     rows = len(x)
     padded = np.zeros((-(-rows // TILE) * TILE, x.shape[1]), x.dtype)
     padded[:rows] = x
@@ -34,6 +35,20 @@ def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
     for start in range(0, rows, TILE):
         np.matmul(padded[start : start + TILE], weight.T, out=out[start : start + TILE])
     return out[:rows]
+
+
+def _quickest(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The same whatever the shapes but for rounding: OpenBLAS is slow with few rows on the left."""
+    rows = len(x)
+    if 1 < rows <= FEW:
+        out = np.empty((rows, len(weight)), x.dtype)
+        for start in range(0, len(weight), STRIP):
+            strip = slice(start, start + STRIP)
+            for row, column in zip(x, out, strict=True):
+                np.dot(weight[strip], row, out=column[strip])
+        return out
+    product: np.ndarray = (weight @ x.T).T if FEW < rows <= SOME else x @ weight.T
+    return product
 
 
 class HostLinear(nn.Linear):

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ferrum_mlx import nearties
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.backends.torch.attention import Attending, RunningStep, attend_running
 from ferrum_mlx.backends.torch.layers import row_by_row
+from ferrum_mlx.backends.torch.products import linear
 from ferrum_mlx.backends.torch.recording import (
     Call,
     CannotRecord,
@@ -141,10 +141,12 @@ class _Whole:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._own = partial(type(module).forward, module)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._own(x)
+        module: Any = self.module
+        if isinstance(module, PackedLinear):
+            return type(module).forward(module, x)
+        return linear(x, module.weight, module.bias)
 
     def record(self, recorder: Recorder, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = unrecorded(self, x)
@@ -187,7 +189,7 @@ def _joined(layers: Sequence[Any]) -> Function | None:
     for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):
         layer.weight.data = part
     bias = None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
-    return partial(_linear, weight, bias)
+    return lambda x: linear(x, weight, bias)
 
 
 def _adjacent(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -200,7 +202,3 @@ def _adjacent(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if parts[0].untyped_storage().data_ptr() != parts[-1].untyped_storage().data_ptr():
         return None
     return parts[0].detach().as_strided((sum(map(len, parts)), parts[0].shape[1]), parts[0].stride())
-
-
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, weight, bias)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ferrum_mlx.backends.torch.device import give_back
+from ferrum_mlx.backends.torch.products import linear
 
 if TYPE_CHECKING:
     from ferrum_mlx.gguf import QuantizedTensor
@@ -126,7 +127,7 @@ class Int8Linear(PackedLinear):
         return torch._weight_int8pack_mm(x, self.codes, self.scales)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.codes.to(x.dtype)).float() * self.scales
+        return linear(x, self.codes.to(x.dtype)).float() * self.scales
 
 
 class Int4Linear(PackedLinear):
@@ -169,7 +170,7 @@ class Int4Linear(PackedLinear):
         scales, zeros = self.scales.float().permute(2, 1, 0)[..., None]
         lowest = (zeros - 8 * scales).to(x.dtype)  # the value of code 0
         weight.unflatten(1, (-1, GROUP)).mul_(scales.to(x.dtype)).add_(lowest)
-        return F.linear(x, weight).float()
+        return linear(x, weight).float()
 
 
 def _bias(linear: nn.Linear) -> torch.Tensor | None:

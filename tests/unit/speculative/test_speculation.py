@@ -74,6 +74,24 @@ def test_a_proposer_that_fails_is_left_out_and_said_so() -> None:
     assert len(failing.asked) == 1
     assert speculation.stats().why == "the proposer failed: MemoryError: no more"
     assert not speculation.wants([request])
+    note = "runs without speculation from now on: the proposer failed: MemoryError: no more"
+    assert [speculation.take_notes(), speculation.take_notes()] == [[note], []]
+
+
+def test_a_cheap_proposer_that_fails_when_it_is_only_asked_whether() -> None:
+    class Failing(Guesser):
+        cheap = True
+
+        def propose(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+            raise MemoryError("no more")
+
+        def forget(self, request: Request) -> None:
+            raise MemoryError("not even that")
+
+    speculation = Speculation(Failing(Clock()), name="x", max_drafts=4)
+    assert not speculation.wants([a_request()])
+    speculation.forget(a_request())
+    assert len(speculation.take_notes()) == 2
 
 
 def test_it_is_asked_for_only_when_it_would_draft() -> None:
