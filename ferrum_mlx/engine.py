@@ -60,7 +60,7 @@ class Engine:
         self._intake = Intake(codec, executor.info.vocab_size, executor.capabilities().kv_capacity)
         self._scheduler = Scheduler(executor, config)
         self._backend, self._backend_reason, self._notes = backend, backend_reason, tuple(notes)
-        self._speculation = speculation
+        self.speculation = speculation
         self._one_step_ahead = executor.capabilities().one_step_ahead
         self._launched: deque[Launched] = deque()
         self._landed = 0.0  # when the latest step did
@@ -133,8 +133,8 @@ class Engine:
     def shutdown(self) -> None:
         self._land_all_but(0, Work(perf_counter()))
         self.log.close()
-        if self._speculation:
-            self._speculation.close()
+        if self.speculation:
+            self.speculation.close()
         self.executor.shutdown()
 
     # A step
@@ -142,18 +142,18 @@ class Engine:
     def _may_run_ahead(self) -> bool:
         if not self._one_step_ahead or any(request.needs_output for request in self._scheduler.running):
             return False
-        return self._speculation is None or not self._speculation.wants(self._scheduler.decoding())
+        return self.speculation is None or not self.speculation.wants(self._scheduler.decoding())
 
     def _propose(self) -> None:
-        if self._speculation and not self._launched:
-            self._speculation.propose(self._scheduler.decoding(), self._scheduler.draft_budget)
+        if self.speculation and not self._launched:
+            self.speculation.propose(self._scheduler.decoding(), self._scheduler.draft_budget)
 
     def _forget_preempted(self, changes: Sequence[Change]) -> None:
         """What a proposer holds for a request that waits, others may need."""
-        if self._speculation:
-            for change in changes:
-                if isinstance(change, RequestPreempted):
-                    self._speculation.forget(self._streams[change.request_id].request)
+        preempted = [change.request_id for change in changes if isinstance(change, RequestPreempted)]
+        for stream in filter(None, map(self._streams.get, preempted)):  # it may have ended since
+            if self.speculation:
+                self.speculation.forget(stream.request)
 
     def _launch(self, plan: list[Scheduled], work: Work) -> bool:
         """Submit a step; False if it cannot be: whoever is to blame has failed, or made room."""
@@ -192,9 +192,9 @@ class Engine:
             work.landed += 1
             self._steps += 1
             self._commit_all(launched, results, work)
-            if self._speculation:
+            if self.speculation:
                 begun = max(launched.started, self._landed)  # the device takes one step after the other
-                self._speculation.stepped(launched.num_rows, launched.num_drafts, landed - begun)
+                self.speculation.stepped(launched.num_rows, launched.num_drafts, landed - begun)
             self._landed = landed
 
     def _lose_all(self, error: Exception) -> None:
@@ -240,13 +240,13 @@ class Engine:
     def _verified(self, request: Request, length: int, num_accepted: int) -> None:
         """Keep `length` tokens of a request whose drafts are verified."""
         assert request.cache_id is not None
-        assert self._speculation is not None
+        assert self.speculation is not None
         self.executor.truncate_kv(request.cache_id, length)
         request.num_computed_tokens = length
         request.num_drafted += len(request.drafts)
         request.num_accepted += num_accepted
         request.num_verifies += 1
-        self._speculation.verified(request, len(request.drafts), num_accepted)
+        self.speculation.verified(request, len(request.drafts), num_accepted)
         request.drafts = []
 
     # Ends of requests
@@ -255,8 +255,8 @@ class Engine:
         request = stream.request
         del self._streams[request.request_id]
         self._scheduler.finish(request, completed=reason != "abort")
-        if self._speculation:
-            self._speculation.forget(request)
+        if self.speculation:
+            self.speculation.forget(request)
         stats = stream.stats(reason, perf_counter())
         self._events.append(Finished(request.request_id, stats, tuple(stream.prompt_logprobs)))
         self.log.add(RequestEnded(request.request_id, reason, stats))
@@ -264,8 +264,8 @@ class Engine:
     def _fail(self, request: Request, error: FerrumError) -> None:
         stream = self._streams.pop(request.request_id)
         self._scheduler.finish(request, completed=False)
-        if self._speculation:
-            self._speculation.forget(request)
+        if self.speculation:
+            self.speculation.forget(request)
         self._events.append(Failed(request.request_id, error))
         stats = stream.stats("error", perf_counter())
         self.log.add(RequestEnded(request.request_id, "error", stats, str(error)))
@@ -293,11 +293,11 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             kv=self.executor.kv_capacity_snapshot(),
             cache=self.executor.cache_metrics(),
-            speculation=self._speculation.stats() if self._speculation else None,
+            speculation=self.speculation.stats() if self.speculation else None,
         )
         self._events.append(Stepped(stats))
         self.log.add(StepDone(stats))
-        notes = self.log.take_notes() + (self._speculation.take_notes() if self._speculation else [])
+        notes = self.log.take_notes() + (self.speculation.take_notes() if self.speculation else [])
         self._events += map(Notice, notes)
 
 

@@ -47,7 +47,7 @@ class Ours:
     @property
     def speculation(self) -> Speculation | None:
         """The engine's own, kept from run to run: it learns what drafts cost on this machine."""
-        return None if self.config.speculative == "off" else self.subject.engine._speculation
+        return None if self.config.speculative == "off" else self.subject.engine.speculation
 
     def method(self, case: Case) -> str:
         return "" if self.config.speculative == "off" else self.config.speculative

@@ -118,6 +118,7 @@ def test_the_default_model(smollm2: ResolvedModel, numerics: str) -> None:
         "prefix hit = miss": same_route,
         "snapshot hit = miss": "not applicable",
         "preempted = not": same_route,
+        "speculation = plain": same_route,
         "seed alone = beside others": same_route,
         "logprobs = the logits'": "consistent",
         "no pool is copied": "not applicable",

@@ -231,7 +231,7 @@ def run(case: Case, params: dict[str, Any], plain: Sequence[Output] = ()) -> Run
     if case.urgent_at is not None:
         settings["max_num_seqs"] = case.neighbours + len(submits)
     engine = build(case.model, settings)
-    drafts = engine._speculation = guesses(submits, plain) if case.drafts else None
+    drafts = engine.speculation = guesses(submits, plain) if case.drafts else None
     if case.warm:
         engine.submit(
             Submit("before", prompt(case.prompt_len)[: case.prompt_len // 2], SamplingParams(max_tokens=2))

@@ -156,7 +156,7 @@ def test_nor_may_a_guess_be_an_id_that_the_target_lacks() -> None:
 @pytest.mark.parametrize("kind", ["off", "ngram", "self", "draft:fake"])
 def test_the_fake_has_all_of_them(kind: str) -> None:
     engine = build_engine(EngineConfig(backend="fake", speculative=kind))
-    assert (engine._speculation is not None) is (kind != "off")
+    assert (engine.speculation is not None) is (kind != "off")
     engine.shutdown()
 
 

@@ -38,6 +38,7 @@ EQUALITIES = [
     "chunked = whole",
     "prefix hit = miss",
     "preempted = not",
+    "speculation = plain",
     "seed alone = beside others",
 ]
 

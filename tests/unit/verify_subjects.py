@@ -130,6 +130,17 @@ def let_batches_change_logits(broken: Subject) -> None:
     change_results(broken, change)
 
 
+def accept_every_draft(broken: Subject) -> None:
+    def change(batch: UnifiedBatch, results: Sequence[Any]) -> list[Any]:
+        pairs = zip(batch.items, results, strict=True)
+        return [
+            replace(r, token_ids=(*item.q_tokens[1:], r.token_ids[-1])) if item.verify else r
+            for item, r in pairs
+        ]
+
+    change_results(broken, change)
+
+
 def forget_snapshots(broken: Subject) -> None:
     """A state that should be a snapshot's is the initial one."""
     states = paged(broken).kv._states
@@ -144,4 +155,5 @@ BROKEN = {
     let_neighbours_add_noise: "seed alone = beside others",
     misreport_logprobs: "logprobs = the logits'",
     let_batches_change_logits: "batched = alone",
+    accept_every_draft: "speculation = plain",
 }
