@@ -26,7 +26,7 @@ from ferrum_mlx.backends.torch.paged_check import switch_on, triton_kernel
 from ferrum_mlx.backends.torch.pending import Sampled, choose, token_ids
 from ferrum_mlx.backends.torch.tables import PagedAttention, TableStorage
 from ferrum_mlx.batch import UnifiedBatch
-from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
+from ferrum_mlx.config import DEFAULT_CONTEXT, DRAFT_TOKENS, EngineConfig
 from ferrum_mlx.errors import FerrumError, UsageError
 from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
@@ -70,6 +70,8 @@ class TorchExecutor(PagedExecutor):
             max_tokens=config.max_num_batched_tokens,
         )
         self.notes += plan.notes
+        drafts = 0 if config.speculative == "off" else config.draft_tokens or DRAFT_TOKENS
+        self._verify_rows = 1 + drafts
         self._latest: Sampled | None = None  # the latest launch
         self._parameter_bytes = weights.nbytes(model)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -91,7 +93,9 @@ class TorchExecutor(PagedExecutor):
             UnsupportedModelError: it does not.
         """
         if self._device.type == "cpu" and not self._exact:
-            self._packed.replay_few_rows()  # before the check, which then sees replayed steps
+            self._packed.replay_few_rows(
+                self._verify_rows
+            )  # before the check, which then sees replayed steps
         selfcheck.check(self)
         if self._device.type == "cuda":
             self.speed_up(lambda: triton_kernel(self._device), CUDACapture())

@@ -44,10 +44,10 @@ class PackedModel:
         install(compiling=True)
         self._compiled = torch.compile(self._model, dynamic=True)
 
-    def replay_few_rows(self) -> None:
-        """Leave the model's Python out of small steps, if it can be."""
+    def replay_few_rows(self, most: int) -> None:
+        """Leave the model's Python out of small steps, if it can be: from the start up to `most` rows."""
         replays = Replays(self._model, self._plain)
-        if reason := replays.prepare():
+        if reason := replays.prepare(most):
             self.off.append(f"replayed steps of few rows: {reason}")
             return
         self._replays = replays

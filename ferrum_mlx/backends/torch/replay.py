@@ -60,9 +60,12 @@ class Replays:
         self._model, self._forward = model, forward
         self._programs: dict[int, Function | None] = {}
 
-    def prepare(self) -> str | None:
-        """Record a step of one row; or say why nothing is replayed."""
-        return self._record(1)
+    def prepare(self, most: int) -> str | None:
+        """Record steps of one to `most` rows, so that none has to wait for it; or why nothing is replayed."""
+        reason = self._record(1)
+        for rows in range(2, 1 if reason else min(most, MOST) + 1):
+            self._record(rows)
+        return reason
 
     def takes(self, step: Step) -> bool:
         """Few rows, and all of them reach the output head; the first such step is recorded."""
