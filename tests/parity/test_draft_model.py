@@ -21,7 +21,7 @@ from ferrum_mlx.speculative.draft_model import DraftModelProposer
 from ferrum_mlx.speculative.speculation import Speculation
 
 LAYERS, VOCAB = 4, 258
-CONFIG = EngineConfig(numerics="exact", block_size=4, max_model_len=256, max_num_seqs=4, kv_memory=2**24)
+CONFIG = EngineConfig(numerics="exact", block_size=4, max_model_len=320, max_num_seqs=4, kv_memory=2**24)
 PARAMS = SamplingParams(temperature=0.8, top_p=0.9, ignore_eos=True, seed=3)
 SHAPES: dict[str, Any] = {
     "hidden_size": 32,
@@ -90,9 +90,9 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 def run(
-    target: PagedExecutor, draft: PagedExecutor | None, tokens: int = 110
+    target: PagedExecutor, draft: PagedExecutor | None, tokens: int = 260, preempt_at: int = 0
 ) -> tuple[list[int], list[RequestStats]]:
-    """Two requests together; the ids of both, and what became of their drafts."""
+    """Two requests together, one of them preempted at that step; all ids, and what became of the drafts."""
     speculation = None
     for executor in (target, draft):
         if executor is not None:
@@ -108,8 +108,11 @@ def run(
             Submit(name, [5, 6, 7, ord(name), 9], replace(PARAMS, seed=ord(name), max_tokens=tokens))
         )
     ids: dict[str, list[int]] = {"a": [], "b": []}
-    stats = []
+    stats, step = [], 0
     while engine.has_work():
+        step += 1
+        if step == preempt_at:
+            engine._scheduler._preempt([engine._scheduler._entries[engine._streams["a"].request]])
         for event in engine.step():
             assert not isinstance(event, Failed), event
             if isinstance(event, Delta):
@@ -125,11 +128,12 @@ def run(
 def test_a_draft_model_that_is_the_target_is_right_always(pair: Pair) -> None:
     """Also at temperature 0.8: draft and verify of a position see the same noise."""
     target, draft = pair(LAYERS)
-    output, stats = run(target, draft)
+    output, stats = run(target, draft, preempt_at=20)
     plain, _ = run(pair(LAYERS)[0], None)
     assert output == plain
-    assert len(output) == 220
-    assert sum(each.drafted_tokens for each in stats) > 160
+    assert len(output) == 520
+    assert sum(each.drafted_tokens for each in stats) > 380
+    assert [each.preemptions for each in stats if each.request_id == "a"] == [1]
     assert all(each.accepted_tokens == each.drafted_tokens for each in stats)
 
 
