@@ -28,7 +28,7 @@ class Divergence:
     step: int
     ours: int
     theirs: int
-    gap: float  # how far our id lies below theirs on the reference's logits, perhaps computed once more
+    gap: float  # how far our id lies below theirs on the reference's logits
     delta: float  # largest difference of the two systems' logits
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ def _judge(
     delta = difference(our_row, their_row)
     gap = float(their_row[theirs]) - float(their_row[ours])
     most = limit(dtype, their_row)
-    tie = delta <= most and abs(gap) < min(2 * delta, most)  # False for NaN
+    tie = delta <= most and 0 <= gap < min(2 * delta, most)  # False for NaN
     return (NearTie if tie else Fault)(step, ours, theirs, gap, delta)
 
 
