@@ -54,7 +54,7 @@ def build_executors(
     Args:
         load_draft: the draft model of that name.
     """
-    free, kind = loaded.free_memory, config.speculative
+    free, kind = int(loaded.free_memory * config.memory_share), config.speculative
     if kind != "off" and loaded.has_state:
         executor, notes = loaded.executor(config, narrate, free)
         return executor, None, [*notes, NO_ROLLBACK.format(loaded.info.model_id)]

@@ -10,11 +10,9 @@ import copy
 import functools
 import itertools
 import logging
-import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +20,11 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError, shown
 from ferrum_mlx.events import Callback
 from ferrum_mlx.messages import (
+    Answer,
+    Answered,
     AskKVMap,
+    AskTokenCount,
+    AskView,
     ChatOptions,
     Command,
     Delta,
@@ -30,20 +32,21 @@ from ferrum_mlx.messages import (
     Event,
     Failed,
     Finished,
-    KVMapAnswer,
     Loading,
     Notice,
     Prompt,
+    Question,
     Ready,
     Stepped,
-    Submit,
 )
 from ferrum_mlx.metrics import KVMap, StepStats
-from ferrum_mlx.plain import wholes
+from ferrum_mlx.questions import Questions
+from ferrum_mlx.samples import own, sample_ids, samples
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.stream import Mailbox, RequestStream
 from ferrum_mlx.totals import Totals
 from ferrum_mlx.transport import Post, ProcessTransport, ThreadTransport, Transport
+from ferrum_mlx.view import EngineView
 
 _log = logging.getLogger("ferrum_mlx")
 _PATIENCE = 5.0  # seconds a ready engine has to finish its step and shut down
@@ -84,8 +87,7 @@ class EngineClient:
         self._death: FerrumError | None = None
         self._totals = Totals()
         self._numbers = itertools.count(1)
-        self._questions = itertools.count(1)
-        self._answers: dict[int, KVMap | FerrumError | None] = {}  # of those who wait for one
+        self._questions = Questions(self._changed)
 
     @classmethod
     def in_thread(
@@ -134,26 +136,31 @@ class EngineClient:
     def kv_map(self, timeout: float = 5.0) -> KVMap:
         """The state of every KV block between two steps; waits for the step that runs.
 
-        Not to be called from the client's callbacks: the answer would come in their thread.
+        Not to be called from the client's callbacks: the answer would come in their thread. The same
+        goes for `view` and `count_tokens`.
 
         Raises:
             FerrumError: no answer within `timeout` seconds (a long step, or the engine still loads),
                 or EngineDiedError.
         """
-        with self._changed:
-            if self._transport is None or self._death is not None:
-                raise self._absence()
-            number = next(self._questions)
-            self._answers[number] = None
-            self._transport.send(AskKVMap(number))
-            try:
-                self._changed.wait_for(lambda: self._answers[number] is not None, timeout)
-            finally:
-                answer = self._answers.pop(number)
-        if answer is None:
-            raise FerrumError(f"the engine gave no KV map within {timeout:g} s", next_step="ask again later")
-        if isinstance(answer, FerrumError):
-            raise answer
+        answer = self._ask(AskKVMap(), timeout)
+        assert isinstance(answer, KVMap)
+        return answer
+
+    def view(self, timeout: float = 5.0) -> EngineView:
+        """KV blocks, open requests and memory between two steps; waits and raises like `kv_map`."""
+        answer = self._ask(AskView(), timeout)
+        assert isinstance(answer, EngineView)
+        return answer
+
+    def count_tokens(self, prompt: Prompt, chat: ChatOptions | None = None, timeout: float = 5.0) -> int:
+        """The tokens that a prompt would have, the template's own included; waits and raises like `kv_map`.
+
+        Raises:
+            UsageError: it cannot be a prompt.
+        """
+        answer = self._ask(AskTokenCount(own(prompt), chat or ChatOptions()), timeout)
+        assert isinstance(answer, int)
         return answer
 
     def start(self, timeout: float | None = None) -> Ready:
@@ -219,7 +226,7 @@ class EngineClient:
             submits = [
                 (index, submit)
                 for index, (request_id, request) in enumerate(zip(ids, requests, strict=True))
-                for submit in _samples(request_id, _copy(request[0]), request[1], chat or ChatOptions())
+                for submit in samples(request_id, own(request[0]), request[1], chat or ChatOptions())
             ]
             counts = Counter(submit.request_id for _, submit in submits)
             taken = [i for i, count in counts.items() if count > 1 or i in self._mailboxes]
@@ -258,12 +265,18 @@ class EngineClient:
         if transport is not None:
             transport.stop(patience)
 
+    def _ask(self, question: Question, timeout: float) -> Answer:
+        with self._changed:
+            if self._transport is None or self._death is not None:
+                raise self._absence()
+            return self._questions.ask(question, self._transport.send, timeout)
+
     def _absence(self) -> FerrumError:
         return self._death or EngineDiedError("the engine is not started", next_step="call start()")
 
     def _free_id(self, samples: int) -> str:
         names = map(str, self._numbers)
-        return next(i for i in names if not self._mailboxes.keys() & set(_sample_ids(i, samples)))
+        return next(i for i in names if not self._mailboxes.keys() & set(sample_ids(i, samples)))
 
     def _launch(self) -> None:
         self._life += 1
@@ -311,8 +324,8 @@ class EngineClient:
                 self._mailboxes.pop(request_id).put(event)
             case Stepped(stats):
                 self._totals.add_step(stats)
-            case KVMapAnswer(number, answer):
-                self._answer(number, answer)
+            case Answered(number, answer):
+                self._questions.answer(number, answer)
             case Ready():
                 self._ready = event
                 self._changed.notify_all()
@@ -327,37 +340,5 @@ class EngineClient:
             self._totals.add_failure()
             mailbox.put(Failed(request_id, error))
         self._mailboxes.clear()
-        for number in self._answers:
-            self._answer(number, error)
+        self._questions.answer_all(error)
         self._changed.notify_all()
-
-    def _answer(self, number: int, answer: KVMap | FerrumError) -> None:
-        if number in self._answers:  # else nobody waits for it any more
-            self._answers[number] = answer
-            self._changed.notify_all()
-
-
-def _sample_ids(request_id: str, samples: int) -> list[str]:
-    return [request_id] if samples == 1 else [f"{request_id}.{i}" for i in range(samples)]
-
-
-def _samples(request_id: str, prompt: Prompt, params: SamplingParams, chat: ChatOptions) -> Iterator[Submit]:
-    """An ordinary request a sample: they differ in their noise, and the first one alone scores the prompt."""
-    if params.n == 1:
-        yield Submit(request_id, prompt, params, chat, params.priority)
-        return
-    seed = secrets.randbits(63) if params.seed is None else params.seed
-    first = replace(params, n=1, seed=seed)
-    rest = replace(first, prompt_logprobs=None)
-    for i, name in enumerate(_sample_ids(request_id, params.n)):
-        yield Submit(name, prompt, rest if i else first, chat, params.priority, i)
-
-
-def _copy(prompt: Prompt) -> Prompt:
-    """For the engine alone: it reads a prompt later, and who asks may go on with the conversation."""
-    if not isinstance(prompt, list):
-        return prompt
-    if (ids := wholes(prompt)) is not None:
-        return ids
-    messages = [dict(part) for part in prompt if isinstance(part, dict)]
-    return messages if len(messages) == len(prompt) else prompt

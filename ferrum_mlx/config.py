@@ -27,6 +27,7 @@ class EngineConfig:
             differently by shape.
         device: "" for the backend's own choice, else "cpu" or "gpu".
         kv_memory: bytes for the KV pools; None sizes them from measured free memory.
+        memory_share: of the memory that is free when this engine loads, for who runs several.
         max_model_len: longest sequence (prompt + output) in tokens; None takes the smaller of
             the model's own limit and DEFAULT_CONTEXT.
         block_size: tokens a KV block.
@@ -50,6 +51,7 @@ class EngineConfig:
     numerics: str = "fast"
     device: str = ""
     kv_memory: int | None = None
+    memory_share: float = 1.0
     max_model_len: int | None = None
     block_size: int = 16
     max_num_batched_tokens: int = 512
@@ -72,6 +74,8 @@ class EngineConfig:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("device", self.device, ("", "cpu", "gpu"))
+        if not isinstance(self.memory_share, (int, float)) or not 0 < self.memory_share <= 1:
+            raise UsageError(f"memory_share is {shown(self.memory_share)}", "allowed: above 0, up to 1")
         for name in ("prefix_cache", "offline"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name} is {shown(value)}", "allowed: True or False")

@@ -29,12 +29,25 @@ from ferrum_mlx.events import (
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.intake import Intake
 from ferrum_mlx.launched import Launched, Work, item_of
-from ferrum_mlx.messages import Delta, Event, Failed, Finished, Notice, Ready, Stepped, Submit
+from ferrum_mlx.messages import (
+    ChatOptions,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Notice,
+    Prompt,
+    Ready,
+    Stepped,
+    Submit,
+)
 from ferrum_mlx.metrics import StepStats
 from ferrum_mlx.output import OutputStream, TextCodec
 from ferrum_mlx.request import Request, RequestState
 from ferrum_mlx.scheduler import Change, Scheduled, Scheduler
 from ferrum_mlx.speculative.accept import accepted
+from ferrum_mlx.timing import latencies
+from ferrum_mlx.view import VIEWED_GAPS, VIEWED_REQUESTS, EngineView
 
 if TYPE_CHECKING:
     from ferrum_mlx.speculative.speculation import Speculation
@@ -76,7 +89,38 @@ class Engine:
             max_model_len=self.executor.capabilities().kv_capacity,
             kv=self.executor.kv_capacity_snapshot(),
             notes=self._notes,
+            capabilities=self.executor.capabilities(),
+            memory=self.executor.memory(),
+            memory_limit_bytes=self.executor.status().memory_limit_bytes,
+            speculation=self.speculation.name if self.speculation else "",
         )
+
+    def view(self) -> EngineView:
+        """What there is to see now; costs time linear in the KV blocks."""
+        now = perf_counter()
+        requests = self._scheduler.requests()
+        streams = [self._streams[request.request_id] for request in requests[:VIEWED_REQUESTS]]
+        gaps = [gap for stream in streams for gap in stream.timer.latest_gaps(VIEWED_GAPS // len(streams))]
+        status = self.executor.status()
+        return EngineView(
+            kv=self.executor.kv_map(),
+            requests=tuple(stream.view(now) for stream in streams),
+            more_requests=len(requests) - len(streams),
+            itl=latencies(gaps),
+            memory_bytes=status.memory_bytes,
+            peak_memory_bytes=status.peak_memory_bytes,
+        )
+
+    def count_tokens(self, prompt: Prompt, chat: ChatOptions) -> int:
+        """How many tokens a prompt has as it would be submitted.
+
+        Raises:
+            FerrumError: it cannot be one.
+        """
+        try:
+            return self._intake.count(prompt, chat)
+        except Exception as error:  # a tokenizer or a template raises what it likes
+            raise _failure("the prompt", error) from error
 
     def submit(self, command: Submit) -> None:
         """Queue a request. What is wrong with it comes back as its Failed event."""

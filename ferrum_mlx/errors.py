@@ -9,6 +9,7 @@ FerrumError
 ├── ModelNotFoundError        no card, repository, folder or file of that name
 ├── ModelFileError            a file that is truncated, altered or not of its format
 ├── DownloadError             the network, or the disk, ended a download
+│   └── DownloadStoppedError  the user did
 ├── BackendUnavailableError   the array library of a backend is absent or broken
 ├── CapacityError             the KV pool has too few free blocks for a reservation
 ├── ContractError             a call the executor contract forbids: a fault of the caller
@@ -38,7 +39,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What an exception of a library says, for a message of ours."""
     said = " ".join(str(error).split())
     return f"{type(error).__name__}: {said}"[:200]
@@ -84,6 +85,10 @@ class ModelFileError(FerrumError):
 
 
 class DownloadError(FerrumError):
+    pass
+
+
+class DownloadStoppedError(DownloadError):
     pass
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ParamSpec, TypeVar
 
-from ferrum_mlx.errors import DownloadError, ModelFileError
+from ferrum_mlx.errors import DownloadError, ModelFileError, shown
+
+# Told (bytes here, bytes in all) while a download runs; what it raises ends the download.
+Report = Callable[[int, int], None]
+
+_LONGEST_NAME = 255  # bytes, on all common file systems
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +46,35 @@ def sha256_of(path: Path) -> str:
     """Hexadecimal, of a whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A file of a folder by a name that somebody else chose.
+
+    Raises:
+        ModelFileError: the name leads out of the folder.
+    """
+    encoded = name.encode(errors="replace")
+    escapes = name.startswith("/") or ".." in PurePosixPath(name).parts
+    if escapes or not 0 < len(encoded) <= _LONGEST_NAME or b"\0" in encoded or b"\\" in encoded:
+        raise ModelFileError(
+            f"{shown(name)} is no name of a file in {folder}", next_step="choose another model"
+        )
+    return folder / name
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Whether a folder has room for that many bytes.
+
+    Raises:
+        DownloadError: it has not.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DownloadError(
+            f"{folder} has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed",
+            next_step="make room or choose another folder with FERRUM_CACHE (hub models: HF_HOME)",
+        )
 
 
 def disk_error(error: BaseException, folder: Path) -> DownloadError | None:

@@ -105,6 +105,12 @@ class GGUFFile:
         header = _HeaderReader(self._data, self.path)
         n_tensors, n_pairs = header.preamble()
         self.metadata: dict[str, Any] = header.pairs(n_pairs)
+        if (parts := self.get("split.count", int, 0)) > 1:
+            raise UnsupportedModelError(
+                f"{self.path} is one of {parts} parts",
+                "supported in GGUF: a model in one file",
+                "join them with llama-gguf-split --merge",
+            )
         self.tensors = header.directory(n_tensors, self.get("general.alignment", int, 32))
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_LONGEST = 1024  # characters of a token or merge; real ones have up to about 300
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -130,11 +131,12 @@ def _add_tokens(gguf: GGUFFile, tokens: list[str], backend: Tokenizer) -> None:
     from tokenizers import AddedToken
 
     types = gguf.metadata.get("tokenizer.ggml.token_type", [])
-    for token, token_type in zip(tokens, types, strict=False):
-        if token_type in (_UNKNOWN, _CONTROL):
-            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-        elif token_type == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False, special=False)])
+    kinds = list(zip(tokens, types, strict=False))
+    hidden = [token for token, kind in kinds if kind in (_UNKNOWN, _CONTROL)]
+    shown_too = [token for token, kind in kinds if kind == _USER_DEFINED]
+    # all of a kind at once: each call builds the automaton that finds them anew
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in hidden])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in shown_too])
 
 
 def _add_bos_and_eos(gguf: GGUFFile, backend: Tokenizer, kind: str, special: dict[str, str]) -> None:
@@ -154,6 +156,8 @@ def _add_bos_and_eos(gguf: GGUFFile, backend: Tokenizer, kind: str, special: dic
 
 def _texts(gguf: GGUFFile, key: str) -> list[str]:
     values = gguf.get(f"tokenizer.ggml.{key}", list)
+    if max(map(len, values), default=0) > _LONGEST:
+        raise ModelFileError(f"{gguf.path}: tokenizer.ggml.{key} has an entry of over {_LONGEST} characters")
     if len(set(values)) != len(values):
         raise ModelFileError(f"{gguf.path}: tokenizer.ggml.{key} names an entry twice")
     rows = gguf.tensors.get("token_embd.weight")

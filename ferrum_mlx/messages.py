@@ -12,8 +12,9 @@ from typing import Any
 from ferrum_mlx.batch import TokenLogprobs
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.metrics import KVMap, KVUsage, RequestStats, StepStats, Timings, Usage
-from ferrum_mlx.model_info import ModelInfo
+from ferrum_mlx.model_info import Capabilities, MemoryRequirements, ModelInfo
 from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.view import EngineView
 
 ChatMessage = dict[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": text, …}
 Prompt = str | list[int] | list[ChatMessage]  # raw text, token ids, or a conversation to template
@@ -30,11 +31,13 @@ class ChatOptions:
         tools: JSON schemas of functions, as chat templates take them.
         thinking: None leaves it to the template; templates without the switch ignore it.
         template_args: further variables of the template.
+        continue_last: the last message is an answer that is not whole; the output goes on where it ends.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
     thinking: bool | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    continue_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,32 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AskKVMap:
-    """Answered by the KVMapAnswer of the same number, between two steps."""
+    """Every block's state: a KVMap."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskView:
+    """What the engine holds: an EngineView."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskTokenCount:
+    """How many tokens a prompt has, by the engine's tokenizer and template: an int."""
+
+    prompt: Prompt
+    chat: ChatOptions = ChatOptions()
+
+
+Question = AskKVMap | AskView | AskTokenCount
+Answer = KVMap | EngineView | int | FerrumError
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Answered by the Answered of the same number, between two steps or while there is no work."""
 
     number: int
+    question: Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +92,7 @@ class Shutdown:
     pass
 
 
-Command = Submit | Abort | AskKVMap | Shutdown
+Command = Submit | Abort | Ask | Shutdown
 
 
 # Events
@@ -81,7 +107,13 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine accepts requests. `notes` are things a user must be told: clamps, fallbacks."""
+    """The engine accepts requests.
+
+    Attributes:
+        notes: things a user must be told: clamps, fallbacks.
+        memory_limit_bytes: most that the device lets the engine hold without swapping; 0: not known.
+        speculation: the proposer's name; "" where nothing is guessed.
+    """
 
     info: ModelInfo
     backend: str
@@ -89,6 +121,10 @@ class Ready:
     max_model_len: int
     kv: KVUsage
     notes: tuple[str, ...]
+    capabilities: Capabilities
+    memory: MemoryRequirements
+    memory_limit_bytes: int
+    speculation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +176,11 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class KVMapAnswer:
-    """Every block's state now, or why that cannot be said."""
+class Answered:
+    """What was asked, or why that cannot be said."""
 
     number: int
-    answer: KVMap | FerrumError
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +198,4 @@ class Died:
 
 
 RequestEvent = Delta | Finished | Failed
-Event = Loading | Ready | RequestEvent | Stepped | KVMapAnswer | Notice | Died
+Event = Loading | Ready | RequestEvent | Stepped | Answered | Notice | Died

@@ -105,3 +105,4 @@ class ExecutorStatus:
     memory_bytes: int  # held now by the backend's arrays, weights and pools included
     peak_memory_bytes: int
     kv: KVUsage
+    memory_limit_bytes: int = 0  # most that the device gives without swapping; 0 where nobody knows

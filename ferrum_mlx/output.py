@@ -10,10 +10,11 @@ from ferrum_mlx.batch import TokenLogprobs
 from ferrum_mlx.detokenizer import Detokenizer, StopStrings
 from ferrum_mlx.messages import ChatMessage, ChatOptions
 from ferrum_mlx.metrics import RequestStats, Usage
-from ferrum_mlx.request import Request
+from ferrum_mlx.request import Request, RequestState
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.thinking import Split, Splitter, Unsplit
 from ferrum_mlx.timing import RequestTimer
+from ferrum_mlx.view import RequestView
 
 
 class TextCodec(Protocol):
@@ -123,6 +124,25 @@ class OutputStream:
             prompt_tokens=len(self.request.prompt),
             completion_tokens=len(self.request.output),
             cached_tokens=self.request.num_cached_tokens,
+        )
+
+    def view(self, now: float) -> RequestView:
+        """The request between two steps."""
+        request = self.request
+        state, new = request.state.value, request.num_computed_tokens - request.num_cached_tokens
+        if request.state is RequestState.RUNNING:
+            state = "decode" if request.is_decoding else "prefill"
+        return RequestView(
+            request_id=request.request_id,
+            state=state,
+            prompt_tokens=len(request.prompt),
+            computed_tokens=request.num_computed_tokens,
+            cached_tokens=request.num_cached_tokens,
+            output_tokens=len(request.output),
+            age_s=now - self.timer.arrived,
+            ttft_s=self.timer.ttft_s,
+            tokens_per_second=self.timer.pace(now, new) if request.state is RequestState.RUNNING else 0.0,
+            preemptions=request.preemptions,
         )
 
     def stats(self, finish_reason: str, now: float) -> RequestStats:

@@ -79,6 +79,10 @@ class Scheduler:
     def running(self) -> list[Request]:
         return [entry.request for entry in self._running]
 
+    def requests(self) -> list[Request]:
+        """All that have not ended, in the order of their turn, running ones first."""
+        return [entry.request for entry in (*self._running, *self._waiting)]
+
     @property
     def num_running(self) -> int:
         return len(self._running)

@@ -40,6 +40,15 @@ class RequestTimer:
     def ttft_s(self) -> float:
         return _between(self.arrived, self._first_token)
 
+    def pace(self, now: float, computed: int) -> float:
+        """Tokens a second: of the output behind its first; before that, of the prompt's `computed` ones."""
+        if self._first_token is None:
+            return _rate(computed, _between(self._scheduled, now))
+        return _rate(len(self._gaps), self._decode_s)
+
+    def latest_gaps(self, count: int) -> array[float]:
+        return self._gaps[-count:]
+
     def timings(self, usage: Usage) -> Timings:
         return Timings(
             ttft_s=self.ttft_s,

@@ -5,21 +5,21 @@ transformers does the work (chat templates included) and is imported only when a
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ferrum_mlx import template_process
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.chat_template import ChatTemplate
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
-from ferrum_mlx.errors import ModelFileError, UsageError, shown
+from ferrum_mlx.errors import ModelFileError, UsageError, one_line, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions
 from ferrum_mlx.thinking import Splitter, ThinkingFormat, Unsplit, find_format
+from ferrum_mlx.tokenizer_folder import folder_eos, from_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class Tokenizer:
         bos = self._hf.bos_token
         if isinstance(bos, str) and bos and text.startswith(bos):
             add_special_tokens = False
-        return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+        return self._ids(text, add_special_tokens)
 
     def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_IS) -> list[int]:
         """Ids of a conversation, [{"role": ..., "content": ...}], up to where the answer begins.
@@ -79,7 +79,18 @@ class Tokenizer:
         """
         text = self._template.render(messages, options)
         _check_unicode(text)
-        return list(self._hf.encode(text, add_special_tokens=False))
+        return self._ids(text, False)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # Rust's, no Exception: a pattern that gives up
+                raise
+            raise ModelFileError(
+                f"the model's tokenizer cannot take this text: {one_line(error)}",
+                next_step="try another model",
+            ) from error
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Id sequences that spell the words, each at the beginning of a text and, as in vLLM, behind a
@@ -212,6 +223,7 @@ def load_tokenizer(resolved: ResolvedModel) -> Tokenizer:
         UnsupportedModelError: a GGUF whose kind of tokenizer we cannot build exactly.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch, not needed here
+    template_process.start()  # a second's work, done beside ours
     if resolved.format == "gguf":
         from ferrum_mlx.gguf import GGUFFile
         from ferrum_mlx.gguf_llama import eos_token_ids
@@ -219,33 +231,4 @@ def load_tokenizer(resolved: ResolvedModel) -> Tokenizer:
 
         gguf = GGUFFile(resolved.path)
         return Tokenizer(build_tokenizer(gguf), frozenset(eos_token_ids(gguf)))
-    return Tokenizer(_from_folder(resolved.path), _folder_eos(resolved.path))
-
-
-def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # its advice is about classes that are not used here
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises anything, bare Exception included
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelFileError(
-            f"the tokenizer in {folder} cannot be loaded: {reason}", next_step="get the model again"
-        ) from error
-
-
-def _folder_eos(folder: Path) -> frozenset[int]:
-    found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        file = folder / name
-        if file.exists():
-            try:
-                config = json.loads(file.read_text(encoding="utf-8"))
-                values = [part.get("eos_token_id") for part in (config, config.get("text_config") or {})]
-            except (OSError, ValueError, AttributeError) as error:
-                raise ModelFileError(f"{file} is not a JSON object: {error}") from error
-            for value in values:
-                found.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(found)
+    return Tokenizer(from_folder(resolved.path), folder_eos(resolved.path))

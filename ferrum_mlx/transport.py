@@ -29,17 +29,21 @@ from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError, shown
 from ferrum_mlx.events import Callback, CallbackSink
 from ferrum_mlx.messages import (
     Abort,
+    Answer,
+    Answered,
+    Ask,
     AskKVMap,
+    AskTokenCount,
+    AskView,
     Command,
     Died,
     Event,
     Failed,
-    KVMapAnswer,
     Loading,
+    Question,
     Shutdown,
     Submit,
 )
-from ferrum_mlx.metrics import KVMap
 
 if TYPE_CHECKING:
     from ferrum_mlx.engine import Engine
@@ -98,18 +102,24 @@ def _obey(engine: Engine, inbox: Inbox, post: Post) -> bool:
                 engine.submit(command)
             case Abort(request_id):
                 engine.abort(request_id)
-            case AskKVMap(number):
-                post([KVMapAnswer(number, _kv_map(engine))])
+            case Ask(number, question):
+                post([Answered(number, _answer(engine, question))])
             case Shutdown():
                 return False
 
 
-def _kv_map(engine: Engine) -> KVMap | FerrumError:
+def _answer(engine: Engine, question: Question) -> Answer:
     try:
-        return engine.executor.kv_map()
+        match question:
+            case AskKVMap():
+                return engine.executor.kv_map()
+            case AskView():
+                return engine.view()
+            case AskTokenCount(prompt, chat):
+                return engine.count_tokens(prompt, chat)
     except FerrumError as error:
         return error
-    except Exception as fault:  # a picture of the pool is not worth the requests in it
+    except Exception as fault:  # a picture of the engine is not worth the requests in it
         return _unexpected(fault)
 
 
@@ -285,12 +295,14 @@ class ProcessTransport:
         except OSError:
             raise
         except Exception as fault:  # it cannot be pickled, so nothing of it was written
+            error = UsageError(
+                f"the prompt cannot be sent to the engine's process: {fault}",
+                "allowed: a prompt of plain texts, token ids or messages",
+            )
             if isinstance(command, Submit):
-                error = UsageError(
-                    f"the request cannot be sent to the engine's process: {fault}",
-                    "allowed: a prompt of plain texts, token ids or messages",
-                )
                 post([Failed(command.request_id, error)])
+            elif isinstance(command, Ask):
+                post([Answered(command.number, error)])
 
     def _read(self, post: Post) -> None:
         try:

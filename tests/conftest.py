@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
-from hashlib import sha256
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,13 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("nvidia-smi") is None:  # nothing to compile for; read when triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def private_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test, nor a process that it starts, sees the user's settings and sessions. Neither is there yet."""
+    monkeypatch.setenv("FERRUM_CONFIG", str(tmp_path / "ferrum-config" / "config.toml"))
+    monkeypatch.setenv("FERRUM_DATA", str(tmp_path / "ferrum-data"))
 
 
 @pytest.fixture(scope="session")
@@ -151,6 +160,14 @@ def _tiny_shapes(tied: bool, head_dim: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+PIECE = 10_000
+
+
+def git_hash(content: bytes) -> str:
+    """What git calls a file, and a hub one that is not large."""
+    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
 class FakeHub:
     """A hub of one repository, speaking what huggingface_hub needs to fetch a snapshot.
 
@@ -158,6 +175,7 @@ class FakeHub:
         files: name -> content; safetensors are announced with their sha256, as large files are.
         served: name -> content sent in place of the announced one.
         cut_after: bytes of a weights file sent before the connection breaks; None sends all.
+        pause_s: time between two pieces of a file, of 10,000 bytes each.
         requests: (method, path, Range header) of every request.
     """
 
@@ -166,6 +184,7 @@ class FakeHub:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files, self.served = files, dict[str, bytes]()
         self.cut_after: int | None = None
+        self.pause_s = 0.0
         self.requests: list[tuple[str, str, str | None]] = []
         hub = self
 
@@ -191,7 +210,8 @@ class FakeHub:
             self._json(handler, {"id": self.REPO, "sha": self.REVISION, "siblings": siblings})
         elif path == f"{api}/tree/{self.REVISION}":
             entries = [
-                {"type": "file", "path": n, "oid": "0" * 40, **self._facts(n, "oid")} for n in self.files
+                {"type": "file", "path": n, "oid": git_hash(self.files[n]), **self._facts(n, "oid")}
+                for n in self.files
             ]
             self._json(handler, entries)
         elif name in self.files:
@@ -204,7 +224,7 @@ class FakeHub:
 
     def _facts(self, name: str, hash_key: str) -> dict[str, Any]:
         content = self.files[name]
-        facts: dict[str, Any] = {"size": len(content)}
+        facts: dict[str, Any] = {"size": len(content), "blobId": git_hash(content)}
         if name.endswith(".safetensors"):
             facts["lfs"] = {hash_key: sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}
         return facts
@@ -221,15 +241,20 @@ class FakeHub:
         content = self.served.get(name, self.files[name])
         start = int((handler.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
         handler.send_response(206 if start else 200)
-        handler.send_header("ETag", f'"{sha256(self.files[name]).hexdigest()}"')
+        is_large = name.endswith(".safetensors")
+        etag = sha256(self.files[name]).hexdigest() if is_large else git_hash(self.files[name])
+        handler.send_header("ETag", f'"{etag}"')
         handler.send_header("X-Repo-Commit", self.REVISION)
         handler.send_header("Content-Length", str(len(content) - start))
         if start:
             handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         handler.end_headers()
         if handler.command == "GET":
-            end = self.cut_after if name.endswith(".safetensors") else None
-            handler.wfile.write(content[start:end])
+            end = self.cut_after if is_large and self.cut_after is not None else len(content)
+            with contextlib.suppress(ConnectionError):  # who asked is gone
+                for at in range(start, end, PIECE):
+                    handler.wfile.write(content[at : min(at + PIECE, end)])
+                    time.sleep(self.pause_s)
             handler.close_connection = True
 
 

@@ -1,82 +1,82 @@
-"""The chat screen. Its engine is a child process that is started after the first paint."""
+"""The chat screen: what is on it, its keys, and which engine, conversation and settings it has."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import ClassVar
+from pathlib import PurePath
+from typing import Any, ClassVar
 
-from textual import on, work
-from textual.app import App, ComposeResult
+from textual import on
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.containers import Horizontal
+from textual.screen import Screen
 from textual.widgets import Footer
 
-from ferrum_mlx.catalog import default_card
+from ferrum_mlx.chat import commands
+from ferrum_mlx.chat.attachments import attach
+from ferrum_mlx.chat.book import Book
+from ferrum_mlx.chat.conversation import Conversation
+from ferrum_mlx.chat.sampling_choice import SamplingChoice
+from ferrum_mlx.chat.settings import Settings
+from ferrum_mlx.chat.store import Store
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.messages import ChatMessage, ChatOptions, Ready
-from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.sanitize import sanitize
 
-from .help import HelpScreen
+from . import dialogs, slash
+from .clipboard import copy
+from .completions import Completions
+from .desk import Desk
+from .engine.feed import EngineFeed
+from .engine.panel import EnginePanel
+from .engine.screen import EngineScreen
+from .engine.strip import EngineStrip
+from .host import EngineGone, EngineHost, EngineLoading, EngineNote, EngineReady, MakeClient
+from .message import MessageWidget
 from .prompt import Prompt
-from .status import Status, StatusLine, TitleBar
+from .screens.help import HelpScreen
+from .status import TitleBar, describe
+from .talk import Setup, Talk
 from .theme import FERRUM
-from .transcript import Answer, Failure, Remark, Transcript, UserMessage, Welcome
-from .turn import Turn
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
-_OF_TRANSCRIPT = ("new_chat", "scroll", "follow")  # actions
+_OF_TRANSCRIPT = ("new_chat", "scroll", "follow", "regenerate", "models", "sessions", "settings")  # actions
 _SECOND_CTRL_C = 2.0  # seconds within which it quits
-
-MakeClient = Callable[[EngineConfig, Callable[[str], None], Callable[[FerrumError], None]], EngineClient]
-
-
-class EngineLoading(Message):
-    def __init__(self, stage: str) -> None:
-        super().__init__()
-        self.stage = stage
-
-
-class EngineReady(Message):
-    def __init__(self, ready: Ready) -> None:
-        super().__init__()
-        self.ready = ready
-
-
-class EngineNote(Message):
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what = what
-
-
-class EngineGone(Message):
-    """The engine died, or could not be started (`started` is False)."""
-
-    def __init__(self, error: FerrumError, started: bool) -> None:
-        super().__init__()
-        self.error, self.started = error, started
 
 
 class ChatApp(App[None]):
-    """One conversation with one engine.
+    """One conversation with one engine, or two of them side by side.
 
     Args:
+        system: the system message of new conversations.
         make_client: makes the client, given config, on_loading and on_died.
         thinking: the switch of some reasoning models' templates.
+        store: where conversations are kept; None keeps none.
+        conversation: the one to open; None begins one.
+        notes: what the user must be told that came up before the screen.
     """
 
-    CSS_PATH = "ferrum.tcss"
+    CSS_PATH: ClassVar[list[str | PurePath]] = [
+        "ferrum.tcss",
+        *(f"css/{part}.tcss" for part in ("transcript", "markdown", "engine", "screens")),
+    ]
     TITLE = "ferrum"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - declared so by Textual
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="chat.stop"),
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", show=False, priority=True, id="chat.interrupt"),
+        Binding("ctrl+r", "regenerate", "Regenerate", priority=True, id="chat.regenerate"),
         Binding("ctrl+n", "new_chat", "New chat", priority=True, id="chat.new"),
+        Binding("ctrl+o", "models", "Model", priority=True, id="chat.model"),
+        Binding("ctrl+s", "sessions", "Sessions", priority=True, id="chat.sessions"),
+        Binding("ctrl+b", "engine", "Engine", priority=True, id="chat.engine"),
+        Binding("f2", "settings", "Settings", show=False, id="chat.settings"),
         Binding("pageup", "scroll(-1)", "Scroll up", show=False, priority=True, id="chat.up"),
         Binding("pagedown", "scroll(1)", "Scroll down", show=False, priority=True, id="chat.down"),
         Binding("ctrl+end", "follow", "Follow", show=False, priority=True, id="chat.follow"),
@@ -86,202 +86,241 @@ class ChatApp(App[None]):
     def __init__(
         self,
         config: EngineConfig,
-        params: SamplingParams,
+        choice: SamplingChoice,
         system: str = "",
         make_client: MakeClient = EngineClient.in_process,
         thinking: bool | None = None,
+        *,
+        store: Store | None = None,
+        settings: Settings | None = None,
+        conversation: Conversation | None = None,
+        notes: Iterable[str] = (),
     ) -> None:
         super().__init__()
-        self._config, self._params = config, params
-        self._chat = ChatOptions(thinking=thinking)
-        self._opening: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-        self._history = self._opening.copy()
-        self._model = Path(config.model).name or default_card().alias
-        self._title, self._transcript = TitleBar(), Transcript()
-        self._status, self._prompt = StatusLine(), Prompt()
-        self._client = make_client(config, self._post_loading, self._post_died)
-        self._client.on_note = self._post_note
-        self._engine = "loading"  # or "ready", "failed"
-        self._turn: Turn | None = None
-        self._told: FerrumError | None = None  # the last error of a turn: an engine's death is told once
+        self.settings = settings or Settings()
+        self.store = store
+        self.system = system
+        self._make_client = make_client
+        self._notes = tuple(notes)
+        self.host = self.new_host(config)
+        self.feed = EngineFeed(self.host.client)
+        book = self.book(conversation or Conversation(system=system))
+        self.desk = Desk(self.host, book, Setup(choice, thinking))
+        if store is not None:
+            store.on_note = self._note
+        self.completions = Completions()
+        self.prompt = Prompt(self.completions)
+        self._title = TitleBar()
         self._drains = 0
         self._last_ctrl_c = 0.0
 
     def compose(self) -> ComposeResult:
         yield self._title
-        yield self._transcript
-        yield self._status
-        yield self._prompt
+        with Horizontal(id="body"):
+            yield self.desk
+            yield EnginePanel(self.feed)
+        yield EngineStrip(self.feed)
+        yield self.completions
+        yield self.prompt
         yield Footer()
 
-    async def on_mount(self) -> None:
+    def on_mount(self) -> None:
         self.register_theme(FERRUM)
-        self.theme = FERRUM.name
-        self._title.model = self._model
-        self._title.where = "offline" if self._config.offline else ""
-        self._prompt.focus()
-        await self._transcript.mount(Welcome(self._model))
+        self.theme = self.settings.theme or FERRUM.name
+        self.set_keymap(self.settings.keys)
+        self.show_panel(self.settings.panel)
+        self.prompt.focus()
         self._timer = self.set_interval(1 / _DRAINS_PER_SECOND, self._drain, pause=True)
-        self.call_after_refresh(self._start_engine)
+        self.call_after_refresh(self._begin)  # what it mounts below needs its parents mounted
+
+    async def _begin(self) -> None:
+        await self.open(self.desk.talk.book.conversation)
+        for note in self._notes:
+            await self.desk.talk.note(note)
+        self.host.start()
 
     async def on_unmount(self) -> None:
-        await asyncio.to_thread(self._client.close)  # ends the start that a worker may wait for, too
+        for talk in self.desk.talks:
+            await talk.abandon()
+        for host in self.desk.hosts:
+            await host.close()
+        if self.store is not None:
+            self.store.close()
 
-    # The engine
-
-    def _post_loading(self, stage: str) -> None:
-        self.post_message(EngineLoading(stage))
-
-    def _post_note(self, what: str) -> None:
-        self.post_message(EngineNote(what))
-
-    def _post_died(self, error: FerrumError) -> None:
-        self.post_message(EngineGone(error, started=True))
-
-    @work(thread=True, exclusive=True, group="engine")
-    def _start_engine(self, again: bool = False) -> None:
-        try:
-            ready = self._client.restart() if again else self._client.start()
-        except FerrumError as error:
-            self.post_message(EngineGone(error, started=False))
-        else:
-            self.post_message(EngineReady(ready))
-
-    def _restart_engine(self) -> None:
-        self._engine = "loading"
-        self._show(Status("loading", "starting a new engine"))
-        self._start_engine(again=True)
+    # Engines
 
     @on(EngineLoading)
     def _show_stage(self, message: EngineLoading) -> None:
-        self._show(Status("loading", message.stage))
+        message.host.detail = message.stage
+        self.desk.show_status()
 
     @on(EngineReady)
     async def _engine_ready(self, message: EngineReady) -> None:
-        death = self._client.death
+        host = message.host
+        death = host.client.death
         if death is not None:  # since it was ready; what came of it so far was taken for a failed build's
-            await self._engine_gone(EngineGone(death, started=False))
+            await self._engine_gone(EngineGone(host, death, started=False))
             return
-        ready = message.ready
-        self._engine = "ready"
-        self._model = Path(ready.info.model_id).name  # of a file or a repository, what tells it apart
-        self._title.model = self._model
-        offline = " · offline" if self._config.offline else ""
-        self._title.where = f"{ready.backend} · {ready.info.device}{offline}"
-        self._show(Status("ready", kv=ready.kv))
-        if self._transcript.query(Welcome):
-            await self._transcript.clear(self._model)
-        for note in ready.notes:
-            await self._add_note(EngineNote(note))
-        self._submit()
+        host.came(message.ready)
+        for talk in self.desk.of(host):
+            await talk.engine_ready(message.ready.notes)
+        if host is self.host:
+            self.feed.attach(host.client)
+        self.show_setup()
+        self._timer.resume()
 
     @on(EngineNote)
-    async def _add_note(self, message: EngineNote) -> None:
-        await self._transcript.add(Remark(f"note: {message.what}"))
+    async def _engine_note(self, message: EngineNote) -> None:
+        for talk in self.desk.of(message.host)[:1]:
+            await talk.note(message.what)
 
     @on(EngineGone)
     async def _engine_gone(self, message: EngineGone) -> None:
-        if message.started and self._engine == "ready":
-            await self._drain()
-            if message.error is not self._told:
-                await self._transcript.add(Failure(message.error))
-            self._restart_engine()
-        elif not message.started:
-            self._engine = "failed"
-            self._show(Status("failed", "Enter tries again"))
-            if self._turn is None:
-                await self._transcript.add(Failure(message.error))
-            else:
-                self._turn.error = message.error
-                await self._end_turn(self._turn)
+        host = message.host
+        if message.started and host.state != "ready":  # of a build that fails, the failure is told, too
+            return
+        if not message.started:
+            host.state = "failed"
+        for talk in self.desk.of(host):
+            await talk.engine_gone(message.error, started=message.started)
+        if message.started and host in self.desk.hosts:
+            host.restart()
+            self.desk.show_status()
 
-    # A turn
+    def new_host(self, config: EngineConfig) -> EngineHost:
+        return EngineHost(self, config, self._make_client)
+
+    async def use_model(self, model: str) -> None:
+        """Go on with another model, in an engine of its own; the one before it ends."""
+        await self.end_comparison()
+        await self.desk.talk.abandon()
+        before = self.host
+        self.host = self.new_host(replace(before.config, model=model))
+        self.desk.talk.host = self.host
+        self.feed.attach(self.host.client)
+        self.show_setup()
+        await before.close()
+        self.host.start()
+
+    # Asking
 
     @on(Prompt.Sent)
     async def _send(self, message: Prompt.Sent) -> None:
-        commands = {"/new": self.action_new_chat, "/help": self.action_help, "/quit": self.action_quit}
-        command = message.text.strip()
-        if command in commands:
-            await commands[command]()
-        elif not command:
-            if self._engine == "failed":
-                self._restart_engine()
-        elif self._turn is not None:
-            self._restore(message.text)
-            self.notify("An answer is still coming; Esc stops it.")
-        else:
-            await self._begin_turn(message.text)
-
-    async def _begin_turn(self, text: str) -> None:
-        turn = Turn(text, UserMessage(text), Answer(self._model))
-        self._turn = turn
-        await self._transcript.add(turn.asked)
-        await self._transcript.add(turn.answer)
-        self._transcript.follow()
-        if self._engine == "failed":
-            self._restart_engine()
-        self._submit()
-
-    def _submit(self) -> None:
-        """Hand the turn to the engine, if there are both."""
-        turn = self._turn
-        if turn is None or turn.stream is not None:
+        if not message.text:
+            if self.host.state == "failed":
+                self.host.restart()
+                self.desk.show_status()
             return
-        if self._engine == "ready":
-            messages = [*self._history, {"role": "user", "content": turn.prompt}]
-            turn.sent(self._client.submit(messages, self._params, chat=self._chat))
-            self._timer.resume()
-            self._show(turn.status())
-        else:
-            self._show_idle()
+        try:
+            await self.send(message.text)
+        except FerrumError as error:
+            self.give_back(message.text)
+            self.tell(str(error), bad=True)
+
+    async def send(self, text: str) -> None:
+        """Obey a command, or ask the model.
+
+        Raises:
+            FerrumError: neither can be done.
+        """
+        call = commands.parse(text)
+        if call is not None:
+            await slash.obey(self, call)
+            return
+        text = commands.as_text(text)
+        if not await self.desk.ask(text, attach(text)):
+            self.give_back(text)
+        self.show_setup()
+
+    @on(Desk.Begun)
+    def _begun(self) -> None:
+        self._timer.resume()
+        self.show_setup()
 
     async def _drain(self) -> None:
-        turn = self._turn
-        if turn is None:
-            self._settle()
-            return
-        new = turn.drain()
-        if new.thinking:
-            turn.answer.think(new.thinking)
-        if new.text:
-            await turn.answer.add(new.text)
-        if turn.ended:
-            await self._end_turn(turn)
-            return
         self._drains += 1
-        if self._drains % _DRAINS_PER_STATUS == 0:
-            self._show(turn.status())
-
-    def _settle(self) -> None:
-        """Without a turn: follow the count of KV blocks until those of the last one are free."""
-        self._show(self._status.status)
-        step = self._client.last_step
-        if self._client.ready is None or step is None or not (step.running or step.waiting):
+        await self.desk.drain()
+        if self._drains % _DRAINS_PER_STATUS:
+            return
+        self.desk.show_status()
+        await self.feed.refresh()
+        self.show_setup()
+        if not self.desk.busy:
             self._timer.pause()
 
-    async def _end_turn(self, turn: Turn) -> None:
-        self._turn = None
-        if turn.error is None:
-            await turn.answer.finish(turn.summary())
-            self._history += [
-                {"role": "user", "content": turn.prompt},
-                {"role": "assistant", "content": turn.text},
-            ]
-            self._show(turn.status())
-            return
-        self._restore(turn.prompt)
-        if turn.text:
-            await turn.answer.finish("■ broken off")
-        else:
-            await turn.answer.remove()
-        await self._transcript.add(Failure(turn.error))
-        self._told = turn.error
-        self._show_idle()
+    # The conversation
 
-    def _restore(self, text: str) -> None:
+    def book(self, conversation: Conversation) -> Book:
+        return Book(conversation, self.store, self._cannot_keep)
+
+    async def open(self, conversation: Conversation) -> None:
+        """Put another conversation on screen; what is coming of the one before is kept as far as it is."""
+        await self.end_comparison()
+        await self.desk.talk.open(self.book(conversation))
+        for message in self.desk.talk.path:
+            if message.role == "user":
+                self.prompt.remember(message.text)
+        self.show_setup()
+
+    async def end_comparison(self) -> None:
+        """Back to one transcript; the other one's answers stay as branches."""
+        host = await self.desk.end_comparison()
+        if host is not None:
+            await host.close()
+
+    @on(Desk.Editing)
+    def _editing(self) -> None:
+        if self.desk.editing is not None:
+            self.prompt.put(self.desk.editing.text)
+            self.prompt.focus()
+        self.show_setup()
+
+    # What is told and shown
+
+    @on(MessageWidget.Copy)
+    async def _copy(self, message: MessageWidget.Copy) -> None:
+        self.tell(await copy(self, message.text))
+
+    @on(Talk.Returned)
+    def _returned(self, message: Talk.Returned) -> None:
+        self.give_back(message.text)
+
+    @on(Talk.Told)
+    def _told(self, message: Talk.Told) -> None:
+        self.tell(message.what)
+
+    def give_back(self, text: str) -> None:
         """Give a prompt back to the user, unless they have begun another; Up still has it then."""
-        if not self._prompt.text:
-            self._prompt.put(text)
+        if not self.prompt.text:
+            self.prompt.put(text)
+
+    def tell(self, what: str, *, bad: bool = False) -> None:
+        self.notify(what, severity="error" if bad else "information", markup=False)
+
+    def show_panel(self, shown: bool) -> None:
+        """The engine beside the chat, if the screen is wide enough; else in two lines below it."""
+        self.screen.set_class(shown, "-panel")
+
+    def show_setup(self) -> None:
+        """The title and the lines around the prompt."""
+        talk = self.desk.talk
+        ready = self.host.client.ready
+        self._title.model, self._title.chat = self.host.model, talk.book.conversation.title
+        offline = ["offline"] if self.host.config.offline else []
+        place = [ready.backend, ready.info.device] if ready else []
+        self._title.where = " · ".join([*place, *offline])
+        self._title.context = (talk.tokens, ready.max_model_len) if ready and talk.tokens else None
+        self.prompt.border_title = "edit · Esc leaves it" if self.desk.editing else "prompt"
+        self.prompt.border_subtitle = sanitize(
+            describe(talk.params, talk.book.conversation.system, talk.setup.thinking)
+        )
+
+    def _cannot_keep(self, error: FerrumError) -> None:
+        self.store = None
+        self._note(f"conversations are no longer kept: {error}")
+
+    def _note(self, what: str) -> None:
+        self.call_later(self.desk.talk.note, what)
 
     # Actions
 
@@ -291,68 +330,76 @@ class ChatApp(App[None]):
         return not (covered and action in _OF_TRANSCRIPT) and super().check_action(action, parameters)
 
     async def action_stop(self) -> None:
-        turn = self._turn
-        if turn is None:
-            return
-        if turn.tokens and turn.stream is not None:
-            turn.stopping = True
-            turn.stream.abort()
-            self._show(turn.status())
-            return
-        if turn.stream is not None:
-            turn.stream.close()
-        self._turn = None
-        await turn.asked.remove()
-        await turn.answer.remove()
-        self._restore(turn.prompt)
-        self._show_idle()
+        if self.desk.answering:
+            await self.desk.stop()
+        elif self.desk.editing is not None:
+            self.desk.cancel_edit()
+            self.prompt.put("")
+            self.show_setup()
+        else:
+            self.prompt.focus()
 
     async def action_interrupt(self) -> None:
-        selected = self.screen.get_selected_text() or self._prompt.selected_text
+        selected = self.screen.get_selected_text() or self.prompt.selected_text
         now = time.monotonic()
         if selected:
-            self.copy_to_clipboard(selected)
-            self.notify("Copied.")
-        elif self._turn is not None:
+            self.tell(await copy(self, selected))
+        elif self.desk.answering:
             await self.action_stop()
         elif now - self._last_ctrl_c < _SECOND_CTRL_C:
             self.exit()
         else:
             self._last_ctrl_c = now
-            self.notify("Ctrl+C again quits.")
+            self.tell("Ctrl+C again quits.")
 
     async def action_new_chat(self) -> None:
-        if self._turn is not None:
-            turn, self._turn = self._turn, None
-            if turn.stream is not None:
-                turn.stream.close()
-        self._history = self._opening.copy()
-        await self._transcript.clear(self._model)
-        self._show_idle()
+        await self.open(Conversation(system=self.system))
+
+    async def action_regenerate(self) -> None:
+        for talk in self.desk.talks:
+            await self.desk.again(talk)
 
     async def action_help(self) -> None:
-        await self.push_screen(HelpScreen())
+        await self.push_screen(HelpScreen(self.settings.keys))
+
+    def ask_for(self, dialog: Coroutine[Any, Any, None]) -> None:
+        """Run a screen that ends in an answer."""
+        self.run_worker(dialog, group="dialog", exclusive=True)
+
+    def action_models(self) -> None:
+        self.ask_for(dialogs.pick_model(self))
+
+    def action_sessions(self) -> None:
+        self.ask_for(dialogs.pick_session(self))
+
+    def action_settings(self) -> None:
+        self.ask_for(dialogs.change_settings(self))
+
+    async def action_engine(self) -> None:
+        await self.push_screen(EngineScreen(self.feed))
 
     def action_scroll(self, pages: int) -> None:
-        if pages < 0:
-            self._transcript.scroll_page_up(animate=False)
+        for talk in self.desk.talks:
+            talk.transcript.scroll_pages(pages)
+
+    def action_open_link(self, address: str) -> None:
+        if address.startswith(("https://", "http://", "mailto:")):
+            self.open_url(address)
         else:
-            self._transcript.scroll_page_down(animate=False)
+            self.tell(f"{address} is not opened; allowed: https, http and mailto")
 
     def action_follow(self) -> None:
-        self._transcript.follow()
+        for talk in self.desk.talks:
+            talk.transcript.follow()
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        yield from super().get_system_commands(screen)
+        yield SystemCommand("New chat", "Begin another conversation", self.action_new_chat)
+        yield SystemCommand("Model", "Choose or download a model", self.action_models)
+        yield SystemCommand("Sessions", "Find, rename, delete, export conversations", self.action_sessions)
+        yield SystemCommand("Settings", "Sampling, system message, thinking", self.action_settings)
+        yield SystemCommand("Engine", "KV map, queue, the last minute", self.action_engine)
 
     @on(Prompt.EndOfInput)
     def _quit_at_end_of_input(self) -> None:
         self.exit()
-
-    def _show_idle(self) -> None:
-        """What the engine does when it has no request."""
-        ready = self._engine == "ready"
-        self._show(Status("ready") if ready else replace(self._status.status, state=self._engine))
-
-    def _show(self, status: Status) -> None:
-        """Put a status on the line, with the engine's newest numbers."""
-        step = self._client.last_step
-        kv = step.kv if step is not None else status.kv or self._status.status.kv
-        self._status.status = replace(status, kv=kv, speculation=step.speculation if step else None)

@@ -6,6 +6,7 @@ import re
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _LIST_ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])(\s|$)")
+_LONG = 12  # lines of a list, after which it is cut before an item
 _INTERRUPTING = ("-", "*", "+", "1.", "1)")  # list markers that may follow a paragraph without a blank line
 
 
@@ -17,9 +18,9 @@ def is_list(block: str) -> bool:
 class BlockSplitter:
     """Cuts a streamed Markdown text after each block that nothing to come can change.
 
-    What `feed` returned plus `open` is always the whole text. A list stays one block, with the blank
-    lines and indented parts between its items. A cut is cautious, not a parse: where a block runs on
-    behind a cut (raw HTML), the widget that appends parses its last block again.
+    What `feed` returned plus `open` is always the whole text. A list is one block, with the blank lines
+    and indented parts between its items, or several where it is long, each of whole items. A cut is
+    cautious, not a parse: raw HTML may run on behind one.
     """
 
     def __init__(self) -> None:
@@ -64,11 +65,16 @@ class BlockSplitter:
         fence = _FENCE.match(line.lstrip() if self._in_list else line)
         if fence:
             self._fence = fence[1]
+        if self._in_list and item and line[0] != " " and self._is_long(start):
+            return start
         if goes_on or not (after_blank or fence or starts_list):
             self._in_list = self._in_list or item is not None
             return 0
         self._in_list = item is not None
         return start
+
+    def _is_long(self, end: int) -> bool:
+        return self.open.count("\n", 0, end) >= _LONG
 
     def _next_has_begun(self, unfinished: str) -> bool:
         """Whether a line that is not whole yet surely starts a new block."""

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from ferrum_mlx.metrics import KVUsage, SpeculationStats
+from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.sanitize import sanitize
 
 _GLYPHS = {
@@ -20,7 +20,6 @@ _GLYPHS = {
     "stopping": ("◐", "$text-warning"),
     "failed": ("✖", "$text-error"),
 }
-_KV_BAR = 16  # cells
 _Part = tuple[str, str]  # text, style
 
 
@@ -31,7 +30,6 @@ class Status:
     Attributes:
         state: one of the keys above; `detail` says more of it.
         tokens, decode_tps, ttft_s: of the request in hand, or of the last one.
-        speculation: of all requests; None where it is off.
     """
 
     state: str = "loading"
@@ -39,8 +37,6 @@ class Status:
     tokens: int | None = None
     decode_tps: float | None = None
     ttft_s: float | None = None
-    kv: KVUsage | None = None
-    speculation: SpeculationStats | None = None
 
 
 class StatusLine(Widget):
@@ -50,26 +46,40 @@ class StatusLine(Widget):
 
     def render(self) -> Content:
         status = self.status
-        groups = [_state(status), *_speed(status), *_guesses(status), *_kv(status)]
+        groups = [_state(status), *_speed(status)]
         return _fit(groups, self.content_size.width)
-
-    def watch_status(self, status: Status) -> None:
-        """Why nothing is guessed, for whoever points at the line."""
-        why = status.speculation.why if status.speculation else ""
-        self.tooltip = f"no guesses: {why}" if why else None
 
 
 class TitleBar(Widget):
-    """One row: the program, the model, the backend and device, whether it is offline."""
+    """One row: the program, the model, the conversation; how full its context is, where the engine runs."""
 
     model: reactive[str] = reactive("")
+    chat: reactive[str] = reactive("")
+    context: reactive[tuple[int, int] | None] = reactive(None)  # tokens in use, and the most there may be
     where: reactive[str] = reactive("")
 
     def render(self) -> Content:
-        left = Content.assemble((" ferrum ", "bold $accent"), (f" {sanitize(self.model)} ", "bold"))
-        right = Content.styled(f"{sanitize(self.where)} ", "$foreground 55%")
-        gap = self.content_size.width - left.cell_length - right.cell_length
-        return Content.assemble(left, " " * gap, right) if gap > 0 else left
+        name = Content.assemble((" ferrum ", "bold $accent"), (f" {sanitize(self.model)} ▾ ", "bold"))
+        right = Content.assemble(self._fullness(), (f" {sanitize(self.where)} ", "$foreground 55%"))
+        room = self.content_size.width - name.cell_length
+        if room < right.cell_length:
+            right = right if room > 0 else Content("")
+        title = Content.styled(sanitize(self.chat), "$foreground 55%").truncate(
+            max(0, room - right.cell_length - 2), ellipsis=True
+        )
+        gap = max(0, room - title.cell_length - right.cell_length)
+        return Content.assemble(name, title, " " * gap, right)
+
+    def _fullness(self) -> Content:
+        if self.context is None:
+            return Content("")
+        used, most = self.context
+        return Content.assemble(
+            ("ctx ", "$foreground 55%"), f"{used:,}/{most:,}", (f" {used / most:.0%} ", "$foreground 55%")
+        )
+
+    async def on_click(self) -> None:
+        await self.app.run_action("models")
 
 
 def _state(status: Status) -> list[_Part]:
@@ -91,27 +101,13 @@ def _speed(status: Status) -> list[list[_Part]]:
     return groups
 
 
-def _guesses(status: Status) -> list[list[_Part]]:
-    """How many of the guesses were right, and how many tokens a verify brought."""
-    stats = status.speculation
-    if stats is None or not stats.verifies:
-        return []
-    right, length = f"{stats.acceptance_rate:.0%}", f" ×{stats.mean_acceptance_length:.1f}"
-    return [[("spec ", "$foreground 55%"), (right, "bold"), (length, "$foreground 55%")]]
-
-
-def _kv(status: Status) -> list[list[_Part]]:
-    kv = status.kv
-    if kv is None or not kv.total_blocks:
-        return []
-    share = kv.used_blocks / kv.total_blocks
-    full = min(_KV_BAR, -int(-share * _KV_BAR // 1))  # rounded up: one block in use is seen
-    counts: list[_Part] = [
-        ("KV ", "$foreground 55%"),
-        (f"{kv.used_blocks:,}", "bold"),
-        (f"/{kv.total_blocks:,} blk", "$foreground 55%"),
-    ]
-    return [counts, [("█" * full, "$accent"), ("·" * (_KV_BAR - full), "$foreground 55%")]]
+def describe(params: SamplingParams, system: str, thinking: bool | None) -> str:
+    """The settings of the answers to come, in a line."""
+    most = f"max {params.max_tokens:,}" if params.max_tokens else "no limit"
+    parts = [f"temp {params.temperature:g}", f"top_p {params.top_p:g}" if params.top_p < 1 else "", most]
+    parts.append("" if thinking is None else f"think {'on' if thinking else 'off'}")
+    parts.append(f"sys: {system if len(system) <= 24 else system[:23] + '…'}" if system else "")
+    return "  ".join(filter(None, parts))
 
 
 def duration(seconds: float) -> str:

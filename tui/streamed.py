@@ -2,74 +2,95 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from markdown_it import MarkdownIt
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Markdown, Static
+from textual.widget import Widget
+from textual.widgets import Static
 
+from .block import CodeBlock, MarkdownBlock
 from .blocks import BlockSplitter, is_list
+from .markup import Fence, Paragraph, parts_of
 
-_BLOCKS = 16  # closed blocks a Markdown widget holds, as each more of them costs at every layout
-_LONG_LIST = 40  # lines; a longer list stays text, for Markdown makes several widgets of each item
-_FROZEN_LINES = 16  # lines of an open block that are put aside, so that only its end is drawn again
-
-
-@cache
-def _parser() -> MarkdownIt:
-    return MarkdownIt("gfm-like")
+_ROOM = 40  # paragraphs that one widget holds: a layout visits every widget, an append wraps one anew
+_PARSED = 2000  # characters of an open block that are parsed at each flush; a longer one is bare text
+_FROZEN_LINES = 16  # lines of a longer one that are put aside, so that only its end is drawn again
 
 
 class StreamedMarkdown(Vertical):
-    """Closed blocks stand as Markdown; the open block stands below as bare text until it closes."""
+    """Closed blocks stand for good; the open one, below them, is drawn anew with each flush."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.source = ""
         self._splitter = BlockSplitter()
-        self._last_closed: Markdown | None = None  # the last widget of closed blocks
-        self._room = 0  # blocks that it still takes
+        self._after_list = False
         self._frozen = 0  # characters of the open block that stand in frozen widgets
-        self._pieces: list[Static] = []  # the open block, the last of them still changing
+        self._open: list[Widget] = []  # the open block, the last of them still changing
 
     async def feed(self, text: str) -> None:
         """Add sanitized text."""
+        self.source += text
         closed = self._splitter.feed(text)
         if closed:
             await self._close(closed)
         if self._splitter.open.strip():
-            await self._show_text(self._splitter.open)
+            await self._show_open(self._splitter.open)
 
     async def finish(self) -> None:
-        """Show the last block as Markdown, too."""
+        """Close the last block, too."""
         rest, self._splitter = self._splitter.open, BlockSplitter()
         await self._close(rest)
 
     async def _close(self, text: str) -> None:
         with self.app.batch_update():
-            if is_list(text) and text.count("\n") > _LONG_LIST:
-                await self._show_text(text)
-                self._last_closed = None  # what follows goes below the text that stays
-            else:
-                await self._append(text)
-                for piece in self._pieces:
-                    await piece.remove()
-        self._pieces.clear()
-        self._frozen = 0
+            for widget in self._open:
+                await widget.remove()
+            self._open.clear()
+            self._frozen = 0
+            goes_on = self._goes_on(text)
+            for part in parts_of(text):
+                await self._add(part, goes_on)
+                goes_on = False
+            if text.strip():
+                self._after_list = is_list(text)
 
-    async def _append(self, text: str) -> None:
-        if self._last_closed is None or not self._room:
-            self._last_closed, self._room = Markdown(parser_factory=_parser), _BLOCKS
-            await self.mount(self._last_closed)
-            if not self._last_closed.is_attached:  # the screen is closing and mounts nothing any more
-                self._last_closed = None
-                return
-        self._room -= 1
-        await self._last_closed.append(text)
+    async def _add(self, part: list[Paragraph] | Fence, goes_on: bool) -> None:
+        """Put a closed part below the others; `goes_on` without a blank line before it."""
+        last = self.children[-1] if self.children else None
+        if isinstance(part, Fence):
+            await self.mount(CodeBlock(part))
+        elif isinstance(last, MarkdownBlock) and len(last.paragraphs) < _ROOM:
+            between = [] if goes_on else [Paragraph(Content(""))]
+            last.put([*last.paragraphs, *between, *part])
+        else:
+            await self.mount(_block(part, goes_on))
 
-    async def _show_text(self, text: str) -> None:
-        """Show the open block, or one that stays text."""
-        if not self._pieces:
+    def _goes_on(self, text: str) -> bool:
+        """A list that was cut as it is long."""
+        return self._after_list and is_list(text)
+
+    # The open block
+
+    async def _show_open(self, text: str) -> None:
+        if len(text) <= _PARSED and not self._splitter.in_fence:
+            await self._show_parsed(text)
+        else:
+            await self._show_bare(text)
+
+    async def _show_parsed(self, text: str) -> None:
+        lines: list[Paragraph] = []
+        for part in parts_of(text):
+            lines += part if isinstance(part, list) else [Paragraph(Content(part.code.rstrip("\n")))]
+        if self._open and isinstance(self._open[-1], MarkdownBlock):
+            self._open[-1].put(lines)
+        else:
+            self._open.append(_block(lines, self._goes_on(text)))
+            await self.mount(self._open[-1])
+
+    async def _show_bare(self, text: str) -> None:
+        if self._open and isinstance(self._open[-1], MarkdownBlock):
+            await self._open.pop().remove()
+        if not self._open:
             await self._add_piece()
         live = text[self._frozen :]
         while live.count("\n") > 2 * _FROZEN_LINES:
@@ -84,12 +105,20 @@ class StreamedMarkdown(Vertical):
     async def _add_piece(self) -> None:
         piece = Static(markup=False, classes="open-block")
         piece.set_class(self._splitter.in_fence, "code")
-        self._pieces.append(piece)
+        piece.set_class(bool(self._open), "-goes-on")
+        self._open.append(piece)
         await self.mount(piece)
 
     def _update_piece(self, text: str) -> None:
-        piece = self._pieces[-1]
+        piece = self._open[-1]
+        assert isinstance(piece, Static)
         piece.set_class(self._splitter.in_fence, "code")
-        if self._splitter.in_fence and len(self._pieces) == 1:
+        if self._splitter.in_fence and len(self._open) == 1:
             text = text.partition("\n")[2]  # without the fence line
         piece.update(Content(text.removesuffix("\n")))
+
+
+def _block(paragraphs: list[Paragraph], goes_on: bool) -> MarkdownBlock:
+    block = MarkdownBlock(paragraphs)
+    block.set_class(goes_on, "-goes-on")
+    return block

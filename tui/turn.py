@@ -1,17 +1,19 @@
-"""One exchange in hand: a prompt, its answer as far as it has come, and its numbers."""
+"""One answer in the making: its message as far as it has come, and its numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from ferrum_mlx.chat.conversation import Ending, Message
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.messages import Delta, Failed, Finished
 from ferrum_mlx.stream import RequestStream
 
-from .status import Status, duration
-from .transcript import Answer, UserMessage
+from .message import Answer
+from .status import Status
 
+_ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "abort"}
 _SHORTEST = 0.25  # seconds; a speed over less is noise of the timer that drains
 
 
@@ -26,38 +28,47 @@ class Drained:
 @dataclass(slots=True)
 class Turn:
     """`stream` is None until the engine takes requests. Numbers seen here are the user's: they
-    include the way to the screen; the engine's own replace them at the end."""
+    include the way to the screen; the engine's own replace them at the end.
 
-    prompt: str
-    asked: UserMessage
-    answer: Answer
+    Attributes:
+        answer: grows; it is below its prompt, or below what it continues.
+        asked: the prompt that this turn has added; None where it answers an older one again.
+        back_to: the leaf to return to if nothing comes of it.
+        continues: the answer had text before this turn.
+    """
+
+    answer: Message
+    widget: Answer
+    asked: Message | None = None
+    back_to: int | None = None
+    continues: bool = False
     stream: RequestStream | None = None
     stopping: bool = False
-    parts: list[str] = field(default_factory=list)
     tokens: int = 0
     end: Finished | None = None
     error: FerrumError | None = None
     _sent: float = field(default=0.0, init=False)
     _first: float = field(default=0.0, init=False)
     _latest: float = field(default=0.0, init=False)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
+    _thought: float = field(default=0.0, init=False)  # when thinking began
 
     @property
     def ended(self) -> bool:
         return self.end is not None or self.error is not None
+
+    @property
+    def nothing_came(self) -> bool:
+        return not (self.tokens or self.continues)
 
     def sent(self, stream: RequestStream) -> None:
         self.stream = stream
         self._sent = perf_counter()
 
     def drain(self) -> Drained:
-        """Take what has arrived; returns what is new."""
+        """Take what has arrived into the answer; returns what is new."""
         if self.stream is None:
             return Drained()
-        known = len(self.parts)
+        texts: list[str] = []
         thoughts: list[str] = []
         for event in self.stream.drain():
             match event:
@@ -65,13 +76,25 @@ class Turn:
                     self._latest = perf_counter()
                     self._first = self._first or self._latest
                     self.tokens += len(token_ids)
-                    self.parts.append(text)
+                    texts.append(text)
                     thoughts.append(thinking)
-                case Finished():
+                case Finished(_, stats):
                     self.end = event
+                    self.answer.usage, self.answer.timings = stats.usage, stats.timings
+                    self.answer.ending = _ENDINGS[stats.finish_reason]
                 case Failed(_, error):
                     self.error = error
-        return Drained("".join(self.parts[known:]), "".join(thoughts))
+                    self.answer.ending = "broken"
+        new = Drained("".join(texts), "".join(thoughts))
+        self._add(new)
+        return new
+
+    def _add(self, new: Drained) -> None:
+        if new.thinking:
+            self._thought = self._thought or self._latest
+            self.answer.thought_s = self._latest - self._thought
+        self.answer.text += new.text
+        self.answer.thinking += new.thinking
 
     def status(self) -> Status:
         """State and numbers for the status line."""
@@ -88,14 +111,3 @@ class Turn:
             (self.tokens - 1) / elapsed if elapsed > _SHORTEST else None,
             self._first - self._sent,
         )
-
-    def summary(self) -> str:
-        """The line below a finished answer."""
-        assert self.end is not None
-        usage, timings = self.end.usage, self.end.timings
-        numbers = f"{usage.completion_tokens:,} tok · {timings.decode_tps:,.1f} tok/s"
-        numbers += f" · TTFT {duration(timings.ttft_s)}"
-        if usage.cached_tokens:
-            numbers += f" · {usage.cached_tokens:,} of {usage.prompt_tokens:,} prompt tok cached"
-        notes = {"abort": "■ stopped · ", "length": "■ cut at its length limit · "}
-        return notes.get(self.end.finish_reason, "") + numbers

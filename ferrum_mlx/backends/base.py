@@ -64,6 +64,10 @@ class PagedExecutor(ModelExecutor):
     def _memory_in_use(self) -> tuple[int, int]:
         """Bytes held now, and at the peak."""
 
+    def _memory_limit(self) -> int:
+        """Most bytes that the device gives without swapping; 0 where that is not known."""
+        return 0
+
     # Admission and KV
 
     @property
@@ -264,6 +268,7 @@ class PagedExecutor(ModelExecutor):
             memory_bytes=in_use,
             peak_memory_bytes=peak,
             kv=self.kv.usage(),
+            memory_limit_bytes=self._memory_limit(),
         )
 
     def reset_peak_memory(self) -> None:

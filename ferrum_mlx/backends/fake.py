@@ -235,7 +235,7 @@ class FakeCodec:
         return list(text.encode())
 
     def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _AS_IS) -> list[int]:
-        settings = {key: value for key, value in asdict(options).items() if value not in (None, (), {})}
+        settings = {key: value for key, value in asdict(options).items() if value != getattr(_AS_IS, key)}
         head = json.dumps(settings).encode() if settings else b""
         return [*head, *(token for message in messages for token in (EOS + 1, *message["content"].encode()))]
 

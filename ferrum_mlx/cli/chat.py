@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
 
+from ferrum_mlx.chat import settings as user_settings
+from ferrum_mlx.chat.conversation import Conversation
+from ferrum_mlx.chat.sampling_choice import SamplingChoice
+from ferrum_mlx.chat.store import Store
+from ferrum_mlx.cli.narrate import say_note
 from ferrum_mlx.cli.options import (
     engine_config,
     engine_options,
+    sampling_given,
     sampling_options,
-    sampling_params,
     thinking_option,
 )
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import FerrumError
 
 
 @click.command(short_help="Talk to a model in the terminal.")
@@ -23,39 +30,90 @@ from ferrum_mlx.config import EngineConfig
 @engine_options
 @sampling_options
 @thinking_option
-@click.option("--system", default="", help="System message of every conversation.")
+@click.option("--system", default=None, help="System message of every conversation.")
 @click.option("--plain", is_flag=True, help="One prompt a line, no screen; so it is on a pipe, too.")
-def chat(model_argument: str, thinking: bool | None, system: str, plain: bool, **options: Any) -> None:
+@click.option(
+    "--resume",
+    type=int,
+    is_flag=False,
+    flag_value=0,
+    default=None,
+    metavar="[ID]",
+    help="Go on with a session; without its number, the last one.",
+)
+def chat(
+    model_argument: str,
+    thinking: bool | None,
+    system: str | None,
+    plain: bool,
+    resume: int | None,
+    **options: Any,
+) -> None:
     """Talk to MODEL, or to the default model.
 
-    Sampling is as the model's makers suggest unless options say otherwise; prompts out of a pipe get the
-    likeliest answer, the same one every time.
+    Options go before the settings file, and that before what the model's makers suggest. Prompts out of a
+    pipe get the likeliest answer, the same one every time: the settings file is not read then, and nothing
+    is kept, unless --resume is given.
     """
     config = engine_config(options, model_argument)
     piped = not sys.stdin.isatty()
-    params = sampling_params(options, None if piped else _suggested(config))
+    settings, notes = (user_settings.Settings(), []) if piped else user_settings.load()
+    config = config if config.model else replace(config, model=settings.model)
+    sampling = SamplingChoice(
+        sampling_given(options), settings.sampling, suggest=not piped and config.backend != "fake"
+    )
+    sampling.params(config.model)  # what is set must go together: said before the model is fetched
+    thinking = settings.thinking if thinking is None else thinking
+    system = settings.system if system is None else system
     _pull_if_missing(config)
     if plain or not _has_screen():
         from ferrum_mlx.cli.linear import talk
 
-        click.get_current_context().exit(talk(config, params, system, thinking))
+        for note in notes:
+            say_note(note)
+        click.get_current_context().exit(talk(config, sampling, system, thinking, resume, keep=not piped))
     from ferrum_tui.app import ChatApp
 
-    app = ChatApp(config, params, system, thinking=thinking)
+    store, conversation = _open_store(resume, notes)
+    app = ChatApp(
+        config,
+        sampling,
+        system,
+        thinking=thinking,
+        store=store,
+        settings=settings,
+        conversation=conversation,
+        notes=notes,
+    )
     app.run()
     click.get_current_context().exit(app.return_code or 0)
+
+
+def _open_store(resume: int | None, notes: list[str]) -> tuple[Store | None, Conversation | None]:
+    """Where conversations are kept, and the one to go on with; what a user must know goes to `notes`.
+
+    Raises:
+        FerrumError: a session is asked for that is not there, or none can be read.
+    """
+    try:
+        store = Store()
+    except FerrumError as error:
+        if resume is not None:
+            raise
+        notes.append(f"conversations are not kept: {error}")
+        return None, None
+    if resume is None:
+        return store, None
+    session = resume or store.latest()
+    if session is None:
+        notes.append("there is no session to go on with; this is the first")
+        return store, None
+    return store, store.load(session)
 
 
 def _has_screen() -> bool:
     streams = (sys.stdin, sys.stdout, sys.stderr)  # the screen is drawn on stderr
     return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _suggested(config: EngineConfig) -> dict[str, float]:
-    from ferrum_mlx.catalog import find_card
-
-    card = None if config.backend == "fake" else find_card(config.model)
-    return card.sampling if card else {}
 
 
 def _pull_if_missing(config: EngineConfig) -> None:

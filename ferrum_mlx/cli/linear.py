@@ -1,4 +1,4 @@
-"""Chat without a screen: one prompt a line from stdin, answers on stdout, the rest on stderr."""
+"""Chat without a screen: one prompt or command a line from stdin, answers on stdout, the rest on stderr."""
 
 from __future__ import annotations
 
@@ -7,56 +7,73 @@ from collections.abc import Iterator
 
 import click
 
-from ferrum_mlx.cli.narrate import Thoughts, introduce, say, say_note, summarize
+from ferrum_mlx.chat.book import Book
+from ferrum_mlx.chat.commands import as_text, parse
+from ferrum_mlx.chat.conversation import Conversation
+from ferrum_mlx.chat.sampling_choice import SamplingChoice
+from ferrum_mlx.chat.store import Store
+from ferrum_mlx.cli.linear_commands import run
+from ferrum_mlx.cli.linear_talk import LinearTalk
+from ferrum_mlx.cli.narrate import introduce, say, say_note
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import EngineDiedError, FerrumError
-from ferrum_mlx.messages import ChatMessage, ChatOptions, Delta, Failed, Finished
-from ferrum_mlx.sampling import SamplingParams
-from ferrum_mlx.sanitize import sanitize
-from ferrum_mlx.stream import RequestStream
 
-_HELP = "/new starts a new conversation, /quit ends; Ctrl+C stops an answer. Anything else is a prompt."
+_GREETING = "/help lists the commands, /quit ends; Ctrl+C stops an answer. Anything else is a prompt."
 
 
-def talk(config: EngineConfig, params: SamplingParams, system: str = "", thinking: bool | None = None) -> int:
-    """Converse until the input ends; returns the exit code, that of the last error if there was one."""
+def talk(
+    config: EngineConfig,
+    sampling: SamplingChoice,
+    system: str = "",
+    thinking: bool | None = None,
+    resume: int | None = None,
+    keep: bool = False,
+) -> int:
+    """Converse until the input ends; returns the exit code, that of the last error if there was one.
+
+    Args:
+        resume: the session to go on with, 0 for the last; None begins a new one.
+        keep: write the conversation to the user's sessions, also where none is resumed.
+    """
+    store = _open_store(required=resume is not None) if keep or resume is not None else None
+    try:
+        conversation = Conversation(system=system)
+        if store is not None and resume is not None:
+            conversation = _resumed(store, resume, system)
+        client = EngineClient.in_process(config, on_loading=say, on_note=say_note)
+        with LinearTalk(client, Book(conversation, store, _not_kept), sampling, system, thinking) as linear:
+            introduce(linear.client.start())
+            if conversation.messages:
+                linear.recall()
+            return _converse(linear)
+    finally:
+        if store is not None:
+            store.close()
+
+
+def _converse(linear: LinearTalk) -> int:
     code = 0
-    opening: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-    history = opening.copy()
-    chat = ChatOptions(thinking=thinking)
-    with EngineClient.in_process(config, on_loading=say, on_note=say_note) as client:
-        introduce(client.start())
-        for line in _lines():
-            match line.strip():
-                case "":
-                    continue
-                case "/quit":
-                    break
-                case "/help":
-                    say(_HELP)
-                case "/new":
-                    history = opening.copy()
-                    say("a new conversation")
-                case prompt:
-                    asked: ChatMessage = {"role": "user", "content": prompt}
-                    try:
-                        answer = _print_answer(client.submit([*history, asked], params, chat=chat))
-                    except FerrumError as error:
-                        code = error.exit_code
-                        say(f"ferrum-mlx: {error}")
-                        if isinstance(error, EngineDiedError):
-                            say("starting a new engine")
-                            client.restart()
-                    else:
-                        history += [asked, {"role": "assistant", "content": answer}]
+    for line in _lines():
+        try:
+            call = parse(line)
+            if call is None and line.strip():
+                linear.ask(as_text(line.strip()))
+            elif call is not None and not run(linear, call):
+                break
+        except FerrumError as error:
+            code = error.exit_code
+            say(f"ferrum-mlx: {error}")
+            if isinstance(error, EngineDiedError):
+                say("starting a new engine")
+                linear.client.restart()
     return code
 
 
 def _lines() -> Iterator[str]:
     interactive = sys.stdin.isatty()
     if interactive:
-        say(_HELP)
+        say(_GREETING)
     while True:
         if interactive:
             click.echo("> ", nl=False, err=True)
@@ -66,39 +83,24 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _print_answer(stream: RequestStream) -> str:
-    """Print an answer as it comes; returns it whole, without what was thought before it.
-
-    Raises:
-        FerrumError: the request failed; what came before stands on stdout.
-    """
-    parts: list[str] = []
-    thoughts = Thoughts()
-    while not stream.ended:
-        try:
-            _print_events(stream, parts, thoughts)
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
-            stream.abort()
-    return "".join(parts)
+def _open_store(required: bool) -> Store | None:
+    """The user's sessions; where they cannot be used, a chat that asks for none of them goes on without."""
+    try:
+        return Store(on_note=say_note)
+    except FerrumError as error:
+        if required:
+            raise
+        _not_kept(error)
+        return None
 
 
-def _print_events(stream: RequestStream, parts: list[str], thoughts: Thoughts) -> None:
-    for event in stream:
-        match event:
-            case Delta(_, text, _, thinking):
-                thoughts.show(thinking)
-                if text:
-                    thoughts.end()
-                    parts.append(text)
-                    click.echo(sanitize(text), nl=False)
-            case Finished():
-                thoughts.end()
-                click.echo()
-                summarize(event)
-            case Failed(_, error):
-                thoughts.end()
-                if parts:
-                    click.echo()
-                raise error
+def _not_kept(error: FerrumError) -> None:
+    say_note(f"this conversation is not kept: {error}")
+
+
+def _resumed(store: Store, session: int, system: str) -> Conversation:
+    wanted = session or store.latest()
+    if wanted is None:
+        say_note("there is no session to go on with; this is the first")
+        return Conversation(system=system)
+    return store.load(wanted)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import click
 
+from ferrum_mlx.chat.sampling_choice import MAX_TOKENS, SamplingChoice
 from ferrum_mlx.config import BACKENDS, DRAFT_TOKENS, NUMERICS, EngineConfig
 from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.sampling import SamplingParams
@@ -92,9 +93,8 @@ _SAMPLING = (
     click.option(
         "--max-tokens",
         type=int,
-        default=512,  # small models may repeat themselves to the end of the context
-        show_default=True,
-        help="Most tokens of an answer.",
+        default=None,
+        help=f"Most tokens of an answer; default: {MAX_TOKENS}.",
     ),
     click.option("--temperature", type=float, default=None, help="0 takes the likeliest token."),
     click.option("--top-p", type=float, default=None, help="Share of probability kept; 1 keeps all."),
@@ -161,8 +161,13 @@ def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
     )
 
 
-def sampling_params(options: dict[str, Any], suggested: Mapping[str, float] | None = None) -> SamplingParams:
-    """Take the sampling options out of a command's; what is not given is as suggested, or greedy."""
+def sampling_given(options: dict[str, Any]) -> dict[str, object]:
+    """Take the sampling options out of a command's; those that were not given are left out."""
     names = {field.name for field in dataclasses.fields(SamplingParams)} & options.keys()
     given = {name: options.pop(name) for name in names}
-    return SamplingParams(**{**(suggested or {}), **{k: v for k, v in given.items() if v is not None}})
+    return {name: value for name, value in given.items() if value not in (None, ())}
+
+
+def sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Take the sampling options out of a command's; what is not given is the default, which is greedy."""
+    return SamplingChoice(sampling_given(options), suggest=False).params("")

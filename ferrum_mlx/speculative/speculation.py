@@ -31,7 +31,7 @@ class Speculation:
         max_drafts: int,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._proposer, self._name, self._max_drafts, self._clock = proposer, name, max_drafts, clock
+        self._proposer, self.name, self._max_drafts, self._clock = proposer, name, max_drafts, clock
         self._length = DraftLength()
         self._failure = ""
         self._notes: list[str] = []
@@ -121,7 +121,7 @@ class Speculation:
 
     def stats(self) -> SpeculationStats:
         return SpeculationStats(
-            name=self._name,
+            name=self.name,
             drafted=self._drafted,
             accepted=self._accepted,
             verifies=self._verifies,

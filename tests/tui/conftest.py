@@ -14,8 +14,9 @@ from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.sampling import SamplingParams
 from ferrum_tui.app import ChatApp
+
+from .driver import GREEDY
 
 
 class Stage:
@@ -96,4 +97,4 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 @pytest.fixture
 def app(stage: Stage) -> ChatApp:
-    return ChatApp(EngineConfig(backend="fake"), SamplingParams(), make_client=EngineClient.in_thread)
+    return ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from textual.pilot import Pilot
-from textual.widgets import Markdown, Static
+from textual.widgets import Static
 
+from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.stream import RequestStream
 from ferrum_tui.app import ChatApp
+from ferrum_tui.message import Answer
 from ferrum_tui.prompt import Prompt
 from ferrum_tui.status import StatusLine
-from ferrum_tui.transcript import Answer
 
+GREEDY = SamplingChoice({"max_tokens": None}, suggest=False)  # no limit of its own
 WAIT = 30.0  # seconds before a test gives up; never a measure of speed
 
 
@@ -48,20 +50,21 @@ def prompt(pilot: Pilot[Any]) -> str:
 
 
 def answers(pilot: Pilot[Any]) -> list[str]:
-    """The Markdown source, then the text still open, of every answer."""
-    found = []
-    for answer in pilot.app.query(Answer):
-        parts = [part.source for part in answer.query(Markdown)]
-        parts += [str(part.content) for part in answer.query(".open-block").results(Static)]
-        found.append("".join(parts))
-    return found
+    """The Markdown source of every answer."""
+    return [answer.body.source for answer in pilot.app.query(Answer)]
 
 
 def below(pilot: Pilot[Any]) -> str:
     return str(list(pilot.app.query(".below").results(Static))[-1].content)
 
 
+def blocks(app: ChatApp) -> int:
+    """KV blocks in use."""
+    step = app.host.client.last_step
+    return step.kv.used_blocks if step else 0
+
+
 def stream_of(app: ChatApp) -> RequestStream:
-    assert app._turn is not None
-    assert app._turn.stream is not None
-    return app._turn.stream
+    assert app.desk.talk.turn is not None
+    assert app.desk.talk.turn.stream is not None
+    return app.desk.talk.turn.stream

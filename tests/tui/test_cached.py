@@ -11,11 +11,10 @@ from textual.widgets import Static
 from ferrum_mlx import build
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.sampling import SamplingParams
 from ferrum_tui.app import ChatApp
 
 from ..unit.chat_engine import ANSWER, BLOCK, build_chat
-from .driver import below, ready, type_in, until
+from .driver import GREEDY, below, ready, type_in, until
 
 SYSTEM = "be kind to whoever asks"
 
@@ -27,7 +26,7 @@ def belows(pilot: Pilot[Any]) -> int:
 
 async def test_a_turn_finds_the_turns_before_and_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "build_engine", build_chat)
-    app = ChatApp(EngineConfig(backend="fake"), SamplingParams(), SYSTEM, EngineClient.in_thread)
+    app = ChatApp(EngineConfig(backend="fake"), GREEDY, SYSTEM, EngineClient.in_thread)
     prompts: list[int] = []
     async with app.run_test(size=(120, 40)) as pilot:
         await ready(pilot)
@@ -35,7 +34,7 @@ async def test_a_turn_finds_the_turns_before_and_shows_it(monkeypatch: pytest.Mo
             await type_in(pilot, f"ask {turn}")
             await pilot.press("enter")
             await until(pilot, lambda turn=turn: belows(pilot) == turn + 1)  # type: ignore[misc]
-            prompts.append(app._client.totals().prompt_tokens - sum(prompts))
+            prompts.append(app.host.client.totals().prompt_tokens - sum(prompts))
             if turn == 0:
                 assert "cached" not in below(pilot)
             else:

@@ -14,11 +14,24 @@ from textual.dom import DOMNode
 
 import ferrum_tui
 
+FOLDER = Path(ferrum_tui.__file__).parent
 MODULES = sorted(
-    file.stem for file in Path(ferrum_tui.__file__).parent.glob("*.py") if file.stem != "__init__"
+    ".".join(file.relative_to(FOLDER).with_suffix("").parts)
+    for file in FOLDER.rglob("*.py")
+    if file.stem != "__init__"
 )
 # Meant to be set:
-MEANT = {"BINDINGS", "CSS_PATH", "TITLE", "border_title", "border_subtitle", "text", "theme", "tooltip"}
+MEANT = {
+    "BINDINGS",
+    "CSS_PATH",
+    "TITLE",
+    "border_title",
+    "border_subtitle",
+    "display",
+    "text",
+    "theme",
+    "tooltip",
+}
 
 
 def ours() -> list[type[DOMNode]]:

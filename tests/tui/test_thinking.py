@@ -8,10 +8,9 @@ from textual.widgets import Static
 
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.sampling import SamplingParams
 from ferrum_tui.app import ChatApp
 
-from .driver import answers, ready, screen, type_in, until
+from .driver import GREEDY, answers, ready, screen, type_in, until
 
 
 def thought(app: ChatApp) -> str:
@@ -52,9 +51,7 @@ async def test_an_answer_that_is_all_thinking(app: ChatApp, stage: Any) -> None:
 
 
 async def test_the_switch_reaches_the_engine(stage: Any) -> None:
-    app = ChatApp(
-        EngineConfig(backend="fake"), SamplingParams(), make_client=EngineClient.in_thread, thinking=False
-    )
+    app = ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread, thinking=False)
     async with app.run_test() as pilot:
         await ready(pilot)
         await type_in(pilot, "hi")

@@ -77,6 +77,14 @@ def proposer_of(speculation: Speculation | None) -> object:
     return speculation._proposer
 
 
+def test_one_of_several_engines_takes_its_share_of_the_memory() -> None:
+    _, _, model = build("off", memory_share=0.5)
+    assert [bytes_ for _, bytes_ in model.built] == [FREE / 2]
+    for share in (0, 1.5, "half"):
+        with pytest.raises(UsageError, match="memory_share"):
+            EngineConfig(memory_share=share)  # type: ignore[arg-type]
+
+
 def test_off_and_ngram_need_no_second_model() -> None:
     assert build("off")[0] is None
     speculation, notes, model = build("ngram")

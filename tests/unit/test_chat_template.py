@@ -113,6 +113,22 @@ def test_settings(tooled: Tokenizer, options: ChatOptions, variables: dict[str, 
     assert tooled.decode(ids, skip_special_tokens=False).endswith(end)
 
 
+@pytest.mark.parametrize("begun", ["The capital is", "The capital is ", "1. one\n2.", "<|im_end|>", "日本"])
+def test_an_answer_goes_on_where_it_ends(smol: Tokenizer, begun: str) -> None:
+    messages = [USER, {"role": "assistant", "content": begun}]
+    opened, asked = (
+        smol.decode(ids, skip_special_tokens=False)
+        for ids in (smol.encode_chat(messages, ChatOptions(continue_last=True)), smol.encode_chat([USER]))
+    )
+    assert opened == asked + begun
+
+
+@pytest.mark.parametrize("last", [USER, {"role": "assistant", "content": ""}])
+def test_what_cannot_be_continued_is_refused(smol: Tokenizer, last: ChatMessage) -> None:
+    with pytest.raises(UsageError, match="no answer to continue"):
+        smol.encode_chat([USER, last], ChatOptions(continue_last=True))
+
+
 def test_the_other_name_of_the_switch() -> None:
     tokenizer = byte_level(ROLES, template=CHATML + "{{ '<think>' if thinking else '</think>' }}")
     on, off = (tokenizer.encode_chat([USER], ChatOptions(thinking=value)) for value in (True, False))

@@ -9,7 +9,7 @@ import pytest
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import ContractError, EngineDiedError, FerrumError
-from ferrum_mlx.messages import Died, KVMapAnswer, Ready
+from ferrum_mlx.messages import Answered, Died, Ready
 from ferrum_mlx.metrics import CACHED, FREE, KVMap
 
 from .client_driver import (
@@ -74,15 +74,15 @@ def test_kv_map_of_a_busy_engine_is_not_waited_for_without_end(announced: Ready)
     Scripted.posts[0]([announced])
     with pytest.raises(FerrumError, match=r"no KV map within 0\.01 s"):
         client.kv_map(timeout=0.01)
-    Scripted.posts[0]([KVMapAnswer(1, KVMap(("late",), ((0,),)))])  # nobody asks any more
+    Scripted.posts[0]([Answered(1, KVMap(("late",), ((0,),)))])  # nobody asks any more
     asked: list[object] = []
     asker = threading.Thread(target=lambda: asked.append(client.kv_map(WAIT)))
     asker.start()
-    until(lambda: bool(client._answers))
-    Scripted.posts[0]([KVMapAnswer(2, KVMap(("full",), ((0, 1),)))])
+    until(lambda: len(client._questions) > 0)
+    Scripted.posts[0]([Answered(2, KVMap(("full",), ((0, 1),)))])
     asker.join(WAIT)
     assert asked == [KVMap(("full",), ((0, 1),))]
-    assert client._answers == {}
+    assert len(client._questions) == 0
 
 
 def test_death_wakes_who_waits_for_a_kv_map(announced: Ready) -> None:
@@ -100,7 +100,7 @@ def test_death_wakes_who_waits_for_a_kv_map(announced: Ready) -> None:
 
     asker = threading.Thread(target=ask)
     asker.start()
-    until(lambda: bool(client._answers))
+    until(lambda: len(client._questions) > 0)
     death = EngineDiedError("gone")
     Scripted.posts[0]([Died(death)])
     asker.join(WAIT)

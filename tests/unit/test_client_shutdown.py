@@ -111,7 +111,7 @@ def wait_for_answers(client: EngineClient) -> list[Waiter]:
 
 def wait_for_a_kv_map(client: EngineClient) -> Waiter:
     waiter = Waiter(lambda: client.kv_map(WAIT))
-    until(lambda: bool(client._answers))
+    until(lambda: len(client._questions) > 0)
     return waiter
 
 

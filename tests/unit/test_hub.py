@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,13 @@ import pytest
 
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import ResolvedModel
-from ferrum_mlx.errors import DownloadError, ModelFileError, ModelNotFoundError, UsageError
+from ferrum_mlx.errors import (
+    DownloadError,
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    UsageError,
+)
 
 
 def test_a_gguf_file_and_a_folder(tmp_path: Path, no_network: None) -> None:
@@ -52,9 +59,43 @@ def test_a_path_the_system_refuses(name: str, no_network: None) -> None:
 
 
 def test_a_file_that_is_no_model(tmp_path: Path, no_network: None) -> None:
-    (tmp_path / "m.bin").write_bytes(b"")
+    (tmp_path / "m.txt").write_bytes(b"")
     with pytest.raises(ModelFileError, match="no model"):
-        hub.resolve(str(tmp_path / "m.bin"))
+        hub.resolve(str(tmp_path / "m.txt"))
+
+
+def test_pickles_are_refused_by_name(tmp_path: Path, no_network: None) -> None:
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp_path / name).write_text("{}")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin.* a pickle"):
+            hub.resolve(str(path))
+    (tmp_path / "model.safetensors").write_text("{}")
+    assert hub.resolve(str(tmp_path)).format == "safetensors"
+
+
+@pytest.mark.parametrize(
+    "name", ["../other/model.safetensors", "/etc/passwd", "a\0b", "", "..\\x", "x/../../y"]
+)
+def test_an_index_does_not_lead_out_of_its_folder(name: str, tmp_path: Path, no_network: None) -> None:
+    folder = tmp_path / "folder"
+    for path in (folder / "x", tmp_path / "other"):
+        path.mkdir(parents=True)
+    for path in (folder / "config.json", folder / "tokenizer.json", tmp_path / "other" / "model.safetensors"):
+        path.write_text("{}")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelFileError, match="no complete model"):
+        hub.resolve(str(folder))
+
+
+def test_the_environment_forbids_the_network(
+    private_cache: Path, no_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match=r"not on this machine.*models pull"):
+        hub.resolve("")
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
+        hub.pull("")
 
 
 def test_own_files_are_not_removed(tmp_path: Path, no_network: None) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ferrum_mlx import hub, hub_repo
-from ferrum_mlx.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from ferrum_mlx.catalog import HubSource
+from ferrum_mlx.errors import (
+    DownloadError,
+    DownloadStoppedError,
+    FerrumError,
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
 
 REPO = "tiny/model"
 
@@ -70,6 +79,38 @@ def test_what_an_interrupted_download_left_can_be_removed(
     assert hub.remove(REPO) == 50_000
     with pytest.raises(ModelNotFoundError):
         hub.remove(REPO)
+
+
+def test_a_download_is_reported_stopped_and_goes_on(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
+    for part in (1, 2):
+        fake_hub.files[f"model-{part}.safetensors"] = fake_hub.files["model.safetensors"] + bytes([part])
+    wanted = ("config.json", "tokenizer.json", "model")
+    total = sum(len(content) for name, content in fake_hub.files.items() if name.startswith(wanted))
+    fake_hub.pause_s = 0.05
+    seen: list[int] = []
+    said: list[str] = []
+
+    def report(done: int, of: int) -> None:
+        assert of == total
+        seen.append(done)
+        if done > 60_000 and not said:
+            raise DownloadStoppedError("stopped")
+
+    with pytest.raises(DownloadStoppedError):
+        hub.pull(REPO, report=report)
+    kept = hub.partial_size(REPO)
+    assert 60_000 <= kept + 25 <= total - 10_000
+    fake_hub.pause_s = 0.0
+    stopped_at = len(seen)
+    hub.pull(REPO, report=report, say=said.append)
+    assert seen == sorted(seen)
+    assert seen[stopped_at] >= kept
+    assert seen[-1] == total
+    assert said[0] == f"fetching {REPO} from hub {REPO}@main"
+    assert hub.partial_size(REPO) == 0
+    ranges = [int(r[2][6:-1]) for r in fake_hub.requests if r[0] == "GET" and r[2]]
+    assert sum(ranges) == kept
 
 
 def test_an_altered_file_is_not_kept(fake_hub: Any) -> None:
@@ -152,22 +193,106 @@ def test_a_hub_that_states_no_commit(fake_hub: Any, monkeypatch: pytest.MonkeyPa
         hub.resolve(REPO)
 
 
-def test_an_altered_small_file_is_not_kept(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = fake_hub._facts
+def test_an_altered_small_file_is_not_kept(fake_hub: Any) -> None:
     good = fake_hub.files["config.json"]
-    git_hash = hashlib.sha1(b"blob %d\0" % len(good) + good).hexdigest()
-
-    def with_blob_id(name: str, hash_key: str) -> dict[str, Any]:
-        return facts(name, hash_key) | ({"blobId": git_hash} if name == "config.json" else {})
-
-    monkeypatch.setattr(fake_hub, "_facts", with_blob_id)
     fake_hub.served["config.json"] = good.replace(b"llama", b"lLama")
-    with pytest.raises(DownloadError, match=r"config\.json of hub tiny/model@main arrived altered"):
+    with pytest.raises(DownloadError, match=r"config\.json of hub tiny/model@main arrived altered.*git hash"):
         hub.resolve(REPO)
     with pytest.raises(ModelNotFoundError):
         hub.resolve(REPO, offline=True)
     fake_hub.served.clear()
-    assert (hub.resolve(REPO).path / "config.json").read_bytes() == good
+    path = hub.resolve(REPO).path / "config.json"
+    assert path.read_bytes() == good
+    path.write_bytes(good.replace(b"llama", b"lLama"))
+    assert hub.pull(REPO).path == path.parent
+    assert path.read_bytes() == good
+
+
+def test_a_hub_that_states_no_digests(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of small files; then their length is all there is to check."""
+    facts = fake_hub._facts
+    monkeypatch.setattr(fake_hub, "_facts", lambda *args: facts(*args) | {"blobId": None})
+    assert (hub.resolve(REPO).path / "config.json").read_bytes() == fake_hub.files["config.json"]
+
+
+def test_a_listing_does_not_lead_out_of_the_cache(fake_hub: Any, tmp_path: Path) -> None:
+    names = ["../../evil.json", "..\\..\\evil.json", "/tmp/evil.json", "model-x/../evil.json"]
+    fake_hub.files.update(dict.fromkeys(names, b"{}"))
+    path = hub.resolve(REPO).path
+    assert [file for file in path.iterdir() if "evil" in file.name] == []
+    assert [file for file in tmp_path.rglob("*evil*") if file.is_file()] == []
+    fake_hub.files["a\0.json"] = b"{}"
+    hub.remove(REPO)
+    with pytest.raises(ModelFileError, match=r"a\\x00\.json' is no name of a file"):
+        hub.resolve(REPO)
+
+
+def test_a_repository_of_pickles_is_refused_by_name(fake_hub: Any) -> None:
+    fake_hub.files["pytorch_model.bin"] = fake_hub.files.pop("model.safetensors")
+    with pytest.raises(
+        UnsupportedModelError, match=r"no safetensors weights but 'pytorch_model\.bin', a pickle"
+    ):
+        hub.resolve(REPO)
+    assert not any(path.endswith(".bin") for _, path, _ in fake_hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (403, "GatedRepo", r"accepted its terms; accept them at http.*/tiny/model, then run: hf auth login"),
+        (401, "GatedRepo", r"accepted its terms"),
+        (401, "", r"the hub refuses tiny/model without a token, .*run: hf auth login, or check HF_TOKEN"),
+        (403, "", r"the hub refuses tiny/model"),
+        (500, "", r"did not deliver tiny/model: .*500"),
+    ],
+)
+def test_who_may_not_have_it_is_told(
+    status: int, code: str, said: str, fake_hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handler: Any) -> None:
+        handler.send_response(status)
+        handler.send_header("X-Error-Code", code)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(fake_hub, "answer", refuse)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with pytest.raises(FerrumError, match=said) as caught:
+        hub.resolve(REPO)
+    assert "\n" not in str(caught.value)
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_too_small_a_disk_is_said_before_anything_is_fetched(
+    fake_hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=50_000))
+    with pytest.raises(DownloadError, match=r"0 MB free, 0 MB are needed; make room .*HF_HOME"):
+        hub.resolve(REPO)
+    assert [path for method, path, _ in fake_hub.requests if "/resolve/" in path] == []
+    leave_partial_of(fake_hub, 60_000)
+    assert hub.resolve(REPO).path.exists()  # what is here already needs no room
+
+
+def leave_partial_of(fake_hub: Any, size: int) -> None:
+    good = fake_hub.files["model.safetensors"]
+    blobs = hub_repo._blobs(HubSource(repo=REPO))
+    blobs.mkdir(parents=True, exist_ok=True)
+    (blobs / f"{hashlib.sha256(good).hexdigest()}.partial").write_bytes(good[:size])
+
+
+def test_removing_counts_what_is_on_the_disk(fake_hub: Any) -> None:
+    path = hub.resolve(REPO).path
+    blobs = path.parent.parent / "blobs"
+    (blobs / "x.incomplete").write_bytes(b"x" * 1000)  # of the library
+    on_disk = sum(file.stat().st_size for file in blobs.iterdir())
+    other = path.parent / ("f" * 40)  # a second revision, of the same files
+    other.mkdir()
+    for file in path.iterdir():
+        (other / file.name).symlink_to(file.readlink())
+    assert hub.remove(REPO) == on_disk
+    assert not path.parent.exists()
 
 
 def test_all_files_are_of_one_commit(fake_hub: Any) -> None:

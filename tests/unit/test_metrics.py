@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ferrum_mlx.errors import ContractError
-from ferrum_mlx.messages import AskKVMap, Finished, KVMapAnswer, Notice, Stepped
+from ferrum_mlx.messages import Answered, Ask, AskKVMap, Finished, Notice, Stepped
 from ferrum_mlx.metrics import (
     CACHED,
     FREE,
@@ -71,8 +71,8 @@ def test_the_end_of_a_request_says_what_its_stats_say() -> None:
     [
         Finished("r", STATS),
         Stepped(StepStats(kv=KV)),
-        AskKVMap(1),
-        KVMapAnswer(1, KVMap(("full",), ((FREE, CACHED, 2),))),
+        Ask(1, AskKVMap()),
+        Answered(1, KVMap(("full",), ((FREE, CACHED, 2),))),
         Notice("words"),
     ],
 )
@@ -81,5 +81,5 @@ def test_messages_cross_to_another_process(message: object) -> None:
 
 
 def test_an_error_in_place_of_a_map_crosses_too() -> None:
-    answer = pickle.loads(pickle.dumps(KVMapAnswer(1, ContractError("what", "allowed")))).answer
+    answer = pickle.loads(pickle.dumps(Answered(1, ContractError("what", "allowed")))).answer
     assert (type(answer), str(answer)) == (ContractError, "what; allowed")

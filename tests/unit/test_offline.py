@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from ferrum_mlx.catalog import ResolvedModel
 
@@ -40,3 +44,50 @@ def test_warm_start_to_answer_without_a_network_call(smollm2: ResolvedModel) -> 
 
 def test_the_watch_sees_a_call() -> None:
     assert calls("control") > 0
+
+
+# Run by every interpreter that finds it, those of child processes too.
+NO_NETWORK = """
+import os, socket, sys
+def refuse(event, args):
+    used = event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "socket.bind")
+    internet = event == "socket.__new__" and args[1] in (socket.AF_INET, socket.AF_INET6)
+    if internet or (used and not isinstance(args[-1], (str, bytes))):
+        with open(os.environ["NETWORK_LOG"], "a") as log:
+            print(event, sys.argv, file=log)
+        raise OSError("no network here")
+sys.addaudithook(refuse)
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin"),
+    [
+        (("models", "list"), ""),
+        (("models", "info"), ""),
+        (("run", "--max-tokens", "4", "Hi"), ""),
+        (("chat", "--plain", "--offline", "--max-tokens", "4"), "Hi\n"),
+        (("models", "pull", "tiny/model"), ""),  # the control
+    ],
+)
+def test_commands_with_sockets_blocked(
+    args: tuple[str, ...], stdin: str, smollm2: ResolvedModel, empty_hub_cache: None, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    log = tmp_path / "log"
+    done = subprocess.run(
+        [sys.executable, "-m", "ferrum_mlx", *args],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NETWORK_LOG": str(log)},
+    )
+    if "pull" in args:
+        assert done.returncode == 1
+        assert "did not deliver tiny/model" in done.stderr
+        assert log.exists()
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert not log.exists(), log.read_text()

@@ -68,6 +68,12 @@ def free_memory(device: Device) -> int:
     return min(available, int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory())
 
 
+def memory_limit(*, host: bool) -> int:
+    """Bytes that this machine can give without swapping, if nothing else ran."""
+    total: int = psutil.virtual_memory().total
+    return total if host else min(total, int(mx.device_info()["max_recommended_working_set_size"]))
+
+
 def to_float32(model: nn.Module) -> str | None:
     """Dequantize and widen a model for the CPU route; a note instead if that would not fit.
 

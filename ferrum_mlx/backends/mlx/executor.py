@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.mlx.attention import install
-from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, parameter_arrays
+from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, memory_limit, parameter_arrays
 from ferrum_mlx.backends.mlx.host_attention import HostStorage
 from ferrum_mlx.backends.mlx.host_layers import use_host_layers
 from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, inspect_layers
@@ -170,6 +170,9 @@ class MLXExecutor(PagedExecutor):
     def _memory_in_use(self) -> tuple[int, int]:
         host_pools = sum(s.nbytes for s in self._packed.storages if isinstance(s, HostStorage))
         return mx.get_active_memory() + host_pools, mx.get_peak_memory() + host_pools
+
+    def _memory_limit(self) -> int:
+        return memory_limit(host=self._host)
 
     def reset_peak_memory(self) -> None:
         mx.reset_peak_memory()

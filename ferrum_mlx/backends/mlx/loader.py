@@ -11,6 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 from numpy.typing import NDArray
 
+from ferrum_mlx import checkpoint
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.gguf import BLOCK, GGUFFile
@@ -36,7 +37,7 @@ def load_model(resolved: ResolvedModel, *, quantized: bool = False) -> tuple[Mod
 def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
     from mlx_lm.utils import load_model as load_mlx_lm
 
-    _check_safetensors(folder)
+    checkpoint.check_folder(folder)  # mlx reads lazily: a fault would show in the middle of a forward
     try:
         return load_mlx_lm(folder, lazy=True, strict=True, trust_remote_code=False)
     except Exception as error:  # the model classes raise what they like over a bad config
@@ -52,28 +53,12 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
         ) from error
 
 
-def _check_safetensors(folder: Path) -> None:
-    """mlx reads lazily: without this a truncated file would fail in the middle of a forward."""
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise ModelFileError(f"{folder} has no model*.safetensors", next_step="get the model again")
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(
-                f"{file} is no sound safetensors file: {error}", next_step="get the model again"
-            ) from error
-
-
 def _load_gguf(path: Path, quantized: bool) -> tuple[Module, dict[str, Any]]:
     from mlx_lm.models.llama import Model, ModelArgs
 
     gguf = GGUFFile(path)
     config = hf_config(gguf)
+    checkpoint.check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, path)
     model = Model(ModelArgs.from_dict(config))
     weights: dict[str, mx.array] = {}
     bits_of: dict[str, int] = {}

@@ -75,6 +75,14 @@ def free_memory(device: Device) -> int:
     return available
 
 
+def memory_limit(device: torch.device) -> int:
+    """Bytes that this machine can give without swapping, if nothing else ran."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    total: int = psutil.virtual_memory().total
+    return min(total, torch.mps.recommended_max_memory()) if device.type == "mps" else total
+
+
 def weights_dtype(device: Device, stored: torch.dtype, parameters: int) -> tuple[torch.dtype, str | None]:
     """What to load `parameters` weights as, and a note where that is not what the device wants.
 

@@ -185,6 +185,9 @@ class TorchExecutor(PagedExecutor):
         pools = sum(storage.nbytes for storage in self._packed.storages)
         return devices.in_use(self._device, self._parameter_bytes + pools)
 
+    def _memory_limit(self) -> int:
+        return devices.memory_limit(self._device)
+
     def reset_peak_memory(self) -> None:
         devices.reset_peak(self._device)
 

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from ferrum_mlx import checkpoint
 from ferrum_mlx.backends.torch import device as devices
 from ferrum_mlx.backends.torch.device import Device
 from ferrum_mlx.catalog import ResolvedModel
@@ -56,10 +57,12 @@ def load_model(
 
 
 def _load_folder(folder: Path, device: Device, as_stored: bool) -> tuple[PreTrainedModel, list[str]]:
-    parameters = _count_parameters(folder)
+    shapes = checkpoint.check_folder(folder)
+    parameters = sum(math.prod(shape) for shape in shapes.values())
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         _check_not_packed(folder, config)
+        _check_scale(config, shapes, folder)
         stored = getattr(config.get_text_config(), "dtype", None) or torch.float32
         dtype, note = (stored, None) if as_stored else devices.weights_dtype(device, stored, parameters)
         model, found = _with_report(
@@ -96,6 +99,15 @@ def _check_not_packed(folder: Path, config: PreTrainedConfig) -> None:
         )
 
 
+def _check_scale(config: PreTrainedConfig, shapes: checkpoint.Shapes, where: Path) -> None:
+    """transformers would allocate what the weights lack."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    values = sum(part.numel() for parts in (model.parameters(), model.buffers()) for part in parts)
+    packed = 8 if getattr(config, "quantization_config", None) else 1  # 4-bit codes, eight in a stored value
+    checkpoint.check_scale(values // packed, shapes, where)
+
+
 def _as_ours(folder: Path, error: Exception) -> ModelFileError | UnsupportedModelError:
     reason = one_line(error)
     if "trust_remote_code" in reason or "custom code" in reason:
@@ -116,28 +128,6 @@ def _check_complete(where: Path, found: dict[str, Any]) -> None:
                 f"{where} does not fit its config: {words} {len(keys)} weights, such as {keys[0]}",
                 next_step="get the model again",
             )
-
-
-def _count_parameters(folder: Path) -> int:
-    """From the files' headers, which also shows that they are whole."""
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise ModelFileError(f"{folder} has no model*.safetensors", next_step="get the model again")
-    count = 0
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as opened:
-                count += sum(
-                    math.prod(opened.get_slice(name).get_shape())
-                    for name in opened.keys()  # noqa: SIM118
-                )
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(
-                f"{file} is no sound safetensors file: {error}", next_step="get the model again"
-            ) from error
-    return count
 
 
 def stored_codes(resolved: ResolvedModel) -> Callable[[str], QuantizedTensor | None]:
@@ -167,6 +157,9 @@ def _load_gguf(path: Path, device: Device) -> PreTrainedModel:
     """Unpacked exactly; a GPU then rounds to its dtype."""
     gguf = GGUFFile(path)
     config = hf_config(gguf)
+    shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
+    checkpoint.check_sizes(config, shapes, path)
+    _check_scale(LlamaConfig(**config), shapes, path)
     weights = {
         weight: torch.from_numpy(_reordered(gguf.read(tensor), row_order(tensor, config), tensor))
         for weight, tensor in tensors_by_weight(gguf, config).items()

@@ -1,0 +1,151 @@
+"""A checkpoint folder's files, checked before anything is made of them: a config decides what is allocated.
+
+Sizes that a config names are believed only where the weights files' headers have them. A weights file is
+checked by safetensors itself: length, offsets and types of its header, before any of its data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line, shown
+from ferrum_mlx.files import inside
+
+MAX_JSON = 64 << 20  # bytes; the largest known indexes and vocabularies take half of it
+MOST = 2**31 - 1  # of any size or count
+_AGAIN = "get the model again"
+_COUNT = re.compile(r"(_size|_dim|_rank|heads|layers|experts|positions|embeddings|^n_\w+|^d_\w+)$")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_NESTED = 20  # configs in configs
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's object.
+
+    Raises:
+        ModelFileError: it is not there, not JSON, no object, or larger or nested deeper than any real one.
+    """
+    try:
+        if (size := path.stat().st_size) > MAX_JSON:
+            raise ModelFileError(f"{path} has {size} bytes", f"at most {MAX_JSON} are read", _AGAIN)
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} is not sound JSON: {one_line(error)}", next_step=_AGAIN) from error
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{path} holds no JSON object", next_step=_AGAIN)
+    return found
+
+
+def check_folder(folder: Path) -> Shapes:
+    """The shapes of a folder's tensors, as stored.
+
+    Raises:
+        ModelFileError: a file that is missing, truncated or altered; a config that does not fit the weights.
+        UnsupportedModelError: a folder that wants a program of its own to be run.
+    """
+    shapes = _shapes(folder)
+    config = read_json(folder / "config.json")
+    if isinstance(config.get("model_file"), str):  # as mlx-lm runs it
+        raise UnsupportedModelError(
+            f"{folder} brings its own model code, {shown(config['model_file'])}, which is never run",
+            next_step="choose another model",
+        )
+    if not isinstance(config.get("model_type"), str):
+        raise ModelFileError(f"{folder / 'config.json'} names no model_type", next_step=_AGAIN)
+    check_sizes(config, shapes, folder / "config.json")
+    return shapes
+
+
+def check_sizes(config: dict[str, Any], shapes: Shapes, where: Path) -> None:
+    """Whether a config's sizes can be those of tensors of such shapes.
+
+    Raises:
+        ModelFileError: they can not.
+    """
+    _check_numbers(config, where, _NESTED)
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, dict) else config
+    widest = max((size for shape in shapes.values() for size in shape), default=0)
+    sizes = {size for shape in shapes.values() for size in shape}
+    for key, value in text.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            if key in (*_LAYERS, *_WIDTHS, "vocab_size") and value is not None:
+                raise _unfit(where, key, value, "a whole number is expected")
+            continue
+        if key in _LAYERS and not 1 <= value <= len(shapes):
+            raise _unfit(where, key, value, f"the weights are {len(shapes)} tensors")
+        if key in _WIDTHS and value not in sizes:
+            raise _unfit(where, key, value, "no tensor of the weights has it")
+        if key.endswith(("heads", "head_dim", "experts", "vocab_size")) and value > max(widest, 1024):
+            raise _unfit(where, key, value, f"the largest dimension of the weights is {widest}")
+
+
+def check_scale(wanted: int, shapes: Shapes, where: Path) -> None:
+    """Whether the weights are as many as a model has, about: what is missing would be allocated.
+
+    Args:
+        wanted: values that the model built from the config holds.
+
+    Raises:
+        ModelFileError: they are not.
+    """
+    stored = sum(math.prod(shape) for shape in shapes.values())
+    if wanted > 2 * stored + (1 << 28):  # twice: tied weights; the rest: tables and masks of attention
+        raise ModelFileError(
+            f"{where}: the config describes {wanted:,} values, the weights are {stored:,}", next_step=_AGAIN
+        )
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _weights_files(folder):
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    shapes[name] = tuple(opened.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(
+                f"{file} is no sound safetensors file: {one_line(error)}", next_step=_AGAIN
+            ) from error
+    return shapes
+
+
+def _weights_files(folder: Path) -> list[Path]:
+    """All that lie there, and all that the index names."""
+    found = set(folder.glob("model*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise ModelFileError(f"{index} maps no weights to files", next_step=_AGAIN)
+        for name in set(names.values()):
+            if not (file := inside(folder, name)).is_file():
+                raise ModelFileError(f"{index} names {shown(name)}, which is not there", next_step=_AGAIN)
+            found.add(file)
+    if not found:
+        raise ModelFileError(f"{folder} has no model*.safetensors", next_step=_AGAIN)
+    return sorted(found)
+
+
+def _check_numbers(values: dict[str, Any], where: Path, depth: int) -> None:
+    if not depth:
+        raise ModelFileError(f"{where} is nested too deep", next_step=_AGAIN)
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _check_numbers(value, where, depth - 1)
+        elif isinstance(value, (int, float)) and _COUNT.search(key) and not -1 <= value <= MOST:
+            raise _unfit(where, key, value, f"0 to {MOST:,} are expected")
+
+
+def _unfit(where: Path, key: str, value: object, why: str) -> ModelFileError:
+    return ModelFileError(f"{where}: {key} is {shown(value)}", why, _AGAIN)

@@ -1,0 +1,245 @@
+"""The sessions file: what is kept, found, deleted; two chats at once; files that cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ferrum_mlx.chat.conversation import Conversation
+from ferrum_mlx.chat.store import Store
+from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.metrics import Timings, Usage
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with closing(Store(tmp_path / "data" / "s.db")) as opened:
+        yield opened
+
+
+def talked(store: Store, *texts: str, title: str = "") -> Conversation:
+    """Prompts and answers in turn, each saved as a chat does."""
+    conversation = Conversation(title=title, system="be kind")
+    for index, text in enumerate(texts):
+        message = conversation.add(("user", "assistant")[index % 2], text, parent=conversation.leaf)
+        message.model = "tiny" if index % 2 else ""
+        conversation.leaf = message.id
+        store.save(conversation, message)
+        store.save_head(conversation)
+    return conversation
+
+
+def test_a_conversation_comes_back_as_it_was(store: Store) -> None:
+    conversation = talked(store, "hi 😀\0\x1b[1m", "hello", "more")
+    answer = conversation.add("assistant", parent=1)
+    answer.text, answer.thinking, answer.thought_s, answer.label = "beside", "hm", 1.5, "temperature=0"
+    answer.attached, answer.sent, answer.ending = ("a.txt", "b c.txt"), "long", "abort"
+    answer.usage, answer.timings = Usage(3, 4, 2), Timings(0.5, 10.0, 20.0)
+    store.save(conversation, answer)
+    conversation.title, conversation.leaf = "renamed", answer.id
+    store.save_head(conversation)
+    assert conversation.id is not None
+    with closing(Store(store.path)) as other:
+        assert other.load(conversation.id) == conversation
+
+
+def test_a_growing_answer_is_one_row(store: Store) -> None:
+    conversation = talked(store, "count")
+    answer = conversation.add("assistant", parent=1)
+    for text in ("1", "1 2", "1 2 3"):
+        answer.text = text
+        store.save(conversation, answer)
+    assert [m.text for m in store.load(conversation.id).messages.values()] == ["count", "1 2 3"]
+
+
+def test_the_title_is_the_first_prompts_beginning(store: Store) -> None:
+    assert talked(store, "two\n words").title == "two words"
+    assert talked(store, "x" * 500).title == "x" * 59 + "…"
+    assert talked(store, "hi", title="mine").title == "mine"
+
+
+def test_newest_first_and_latest(store: Store) -> None:
+    assert (store.latest(), store.list()) == (None, [])
+    first, second = talked(store, "one", "1"), talked(store, "two")
+    assert store.latest() == second.id
+    store.save(first, first.messages[1])
+    assert store.latest() == first.id
+    assert [(row.id, row.messages, row.model) for row in store.list()] == [
+        (first.id, 2, "tiny"),
+        (second.id, 1, ""),
+    ]
+
+
+def test_every_word_must_be_somewhere(store: Store) -> None:
+    conversation = talked(store, "Über den Wolken 100%", "a _long_ answer about " + "clouds " * 40)
+    talked(store, "something else")
+    for words in ("über", "ÜBER cloud", "wolken", "100%", "_long_"):
+        assert [row.id for row in store.list(words)] == [conversation.id], words
+    assert store.list("über else") == []
+    assert store.list("1%0") == []
+    assert store.list("_LONG_")[0].snippet == "a _long_ answer about clouds clouds cl…"
+    store.rename(conversation.id, "meteorology")
+    assert [(row.title, row.snippet) for row in store.list("meteor")] == [("meteorology", "")]
+
+
+def test_a_deleted_session_can_be_restored_until_the_store_closes(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    store = Store(path)
+    kept, gone = talked(store, "kept"), talked(store, "gone")
+    store.delete(kept.id)
+    store.delete(gone.id)
+    assert store.list() == []
+    with pytest.raises(UsageError, match="is not there"):
+        store.load(kept.id)
+    store.restore(kept.id)
+    store.close()
+    store.close()
+    with closing(Store(path)) as store:
+        assert [row.id for row in store.list()] == [kept.id]
+        with pytest.raises(UsageError, match="is not there"):
+            store.restore(gone.id)
+        assert talked(store, "new").id not in (kept.id, gone.id)
+
+
+def test_what_a_killed_process_deleted_is_purged_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    store = Store(path)
+    gone = talked(store, "gone").id
+    store.delete(gone)
+    with closing(Store(path)) as other:
+        other.restore(gone)
+        other.delete(gone)
+        other._deleted.clear()  # as if it had been killed
+    monkeypatch.setattr("ferrum_mlx.chat.store._KEPT_DELETED", -1.0)
+    with closing(Store(path)) as other, pytest.raises(UsageError):
+        other.restore(gone)
+    store.close()
+
+
+def test_a_removed_message_is_gone_and_its_number_free(store: Store) -> None:
+    conversation = talked(store, "hi", "never mind")
+    conversation.leaf = 1
+    conversation.remove(2)
+    store.remove(conversation, 2)
+    store.save(conversation, conversation.add("assistant", "anew", parent=1))
+    assert [m.text for m in store.load(conversation.id).messages.values()] == ["hi", "anew"]
+    empty = talked(store, "taken back")
+    empty.remove(1)
+    store.remove(empty, 1)
+    assert [row.id for row in store.list()] == [conversation.id]
+
+
+@pytest.mark.parametrize("change", ["new message", "same answer"])
+def test_two_chats_in_one_session_lose_nothing(store: Store, change: str) -> None:
+    notes: list[str] = []
+    mine = talked(store, "hi", "hello")
+    with closing(Store(store.path, notes.append)) as other:
+        theirs = other.load(mine.id)
+        if change == "new message":
+            store.save(mine, mine.add("user", "my next", parent=2))
+            other.save(theirs, theirs.add("user", "their next", parent=2))
+        else:
+            mine.messages[2].text, theirs.messages[2].text = "hello, my next", "hello, their next"
+            store.save(mine, mine.messages[2])
+            other.save(theirs, theirs.messages[2])
+        other.save(theirs, theirs.messages[2])  # goes on there
+    assert theirs.id != mine.id
+    assert [f"goes on as {theirs.id}" in note for note in notes] == [True]
+    assert "my next" in store.load(mine.id).messages[max(mine.messages)].text
+    assert "their next" in store.load(theirs.id).messages[max(theirs.messages)].text
+
+
+def test_writing_to_a_session_that_was_deleted_meanwhile_keeps_it(store: Store) -> None:
+    mine = talked(store, "hi", "hello")
+    with closing(Store(store.path)) as other:
+        other.delete(mine.id)
+        store.save(mine, mine.add("user", "still here", parent=2))
+    assert store.load(mine.id) == mine  # not purged: it is wanted again
+    with closing(Store(store.path)) as other:
+        other.delete(mine.id)
+    store.save(mine, mine.add("assistant", "and here", parent=3))
+    assert len(store.load(mine.id).messages) == 4
+
+
+def test_processes_that_begin_and_write_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ferrum_mlx.chat.conversation import Conversation; from ferrum_mlx.chat.store import Store\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "for n in range(40):\n"
+        "    c = Conversation(); store.save(c, c.add('user', f'{sys.argv[2]} {n}', parent=None))\n"
+    )
+    path = tmp_path / "new" / "s.db"
+    processes = [subprocess.Popen([sys.executable, "-c", code, path, str(name)]) for name in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    with closing(Store(path)) as store:
+        assert {row.title for row in store.list()} == {f"{p} {n}" for p in range(3) for n in range(40)}
+
+
+def test_half_a_character_does_no_harm(store: Store) -> None:
+    conversation = talked(store, "a\ud83dz")
+    assert store.load(conversation.id).messages[1].text == "a?z"
+
+
+def test_nobody_else_may_read_it(store: Store) -> None:
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
+
+
+def test_the_folder_is_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRUM_DATA", str(tmp_path / "named"))
+    with closing(Store()) as store:
+        assert store.path == tmp_path / "named" / "sessions.db"
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(b"no database " * 1000)
+
+
+def newer(path: Path) -> None:
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE songs (name)")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (damaged, "move the file away"),
+        (newer, "version 99"),
+        (foreign, "another program's database"),
+        (Path.mkdir, "FERRUM_DATA"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_left_alone(make, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(FerrumError, match=said) as raised:
+        Store(path)
+    assert str(path) in str(raised.value)
+    assert before == (path.read_bytes() if path.is_file() else b"")
+
+
+def test_damage_within_is_told_when_it_is_met(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with closing(Store(path)) as store:
+        session = talked(store, *["x" * 3000] * 20).id
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 :] = b"\xff" * (len(data) - 4096 * 3)
+    path.write_bytes(data)
+    with pytest.raises(FerrumError, match=r"malformed.*move the file away"), closing(Store(path)) as store:
+        store.load(session)

@@ -1,0 +1,220 @@
+"""Downloads that are interrupted, or two at once: real processes against a slow hub on this machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrum_mlx import hub, hub_repo
+from ferrum_mlx.catalog import HubSource
+from ferrum_mlx.errors import ModelNotFoundError, UsageError
+from ferrum_mlx.hub_fetch import is_altered, is_digest
+
+REPO = "tiny/model"
+SOURCE = HubSource(repo=REPO)
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+# Imports once and forks for each pull: twenty interpreters would take a minute to start.
+NURSERY = """
+import os, sys
+from huggingface_hub import HfApi, constants, file_download, snapshot_download
+from ferrum_mlx import hub
+from ferrum_mlx.errors import FerrumError
+constants.DOWNLOAD_CHUNK_SIZE = 10_000
+children = {}
+for line in sys.stdin:
+    command, _, argument = line.strip().partition(" ")
+    if command == "pull":
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                hub.pull(argument)
+                code = 0
+            except FerrumError as error:
+                print(error, file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        print(pid, flush=True)
+    else:
+        print(os.waitstatus_to_exitcode(os.waitpid(int(argument), 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture
+def sharded(fake_hub: Any) -> Any:
+    content = random.Random(1)
+    del fake_hub.files["model.safetensors"]
+    fake_hub.files.update({name: content.randbytes(150_000) for name in SHARDS})
+    names = ", ".join(f'"{number}": "{name}"' for number, name in enumerate(SHARDS))
+    fake_hub.files["model.safetensors.index.json"] = f'{{"weight_map": {{{names}}}}}'.encode()
+    fake_hub.files["generation_config.json"] = b"{}"
+    return fake_hub
+
+
+class Nursery:
+    """A process whose children pull."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        with open(log, "w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", NURSERY],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+            )
+
+    def ask(self, command: str) -> int:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def pull(self) -> int:
+        return self.ask(f"pull {REPO}")
+
+    def wait(self, pid: int) -> int:
+        return self.ask(f"wait {pid}")
+
+
+@pytest.fixture
+def nursery(sharded: Any, tmp_path: Path) -> Iterator[Nursery]:
+    made = Nursery(tmp_path / "log")
+    yield made
+    made.process.communicate()
+
+
+def on_disk() -> int:
+    """Bytes of the model that are here."""
+    blobs = hub_repo._blobs(SOURCE)
+    return sum(file.stat().st_size for file in blobs.glob("*")) if blobs.exists() else 0
+
+
+def unsound(fake_hub: Any) -> list[str]:
+    """Files that are accepted, by the cache or as a model, and are not whole."""
+    blobs = hub_repo._blobs(SOURCE)
+    found = [blob.name for blob in blobs.glob("*") if is_digest(blob.name) and is_altered(blob, blob.name)]
+    try:
+        path = hub.resolve(REPO, offline=True).path
+    except ModelNotFoundError:
+        return found
+    wanted = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        *SHARDS,
+    }
+    return found + [
+        name
+        for name in wanted
+        if not (path / name).exists() or (path / name).read_bytes() != fake_hub.files[name]
+    ]
+
+
+def test_killed_at_random_moments(sharded: Any, nursery: Nursery) -> None:
+    """Twenty times; what has been fetched stays, and is not fetched again."""
+    moments = random.Random(8)
+    sharded.pause_s = 0.03
+    killed = finished = here = 0
+    while killed < 20:
+        pid = nursery.pull()
+        time.sleep(moments.uniform(0, 0.4))
+        os.kill(pid, signal.SIGKILL)
+        code = nursery.wait(pid)
+        assert code in (0, -signal.SIGKILL), nursery.log.read_text()
+        assert unsound(sharded) == []
+        assert on_disk() >= here
+        here = on_disk()
+        killed += code != 0
+        if code == 0:  # it was quicker: begin again
+            finished += 1
+            hub.remove(REPO)
+            here = 0
+    assert nursery.wait(nursery.pull()) == 0, nursery.log.read_text()
+    assert hub.resolve(REPO, offline=True).revision == sharded.REVISION
+    assert unsound(sharded) == []
+    size = sum(len(sharded.files[name]) for name in SHARDS)
+    resumed = [int(r[2][6:-1]) for r in sharded.requests if r[2]]
+    assert sum(start > 0 for start in resumed) >= 3
+    assert on_disk() < size + 1000
+    weights = hub.resolve(REPO, offline=True).path / SHARDS[0]
+    weights.write_bytes(weights.read_bytes()[:-1])  # would the check notice?
+    assert len(unsound(sharded)) == 2
+
+
+def test_two_at_once(sharded: Any, nursery: Nursery) -> None:
+    sharded.pause_s = 0.02
+    pids = [nursery.pull(), nursery.pull(), nursery.pull()]
+    assert [nursery.wait(pid) for pid in pids] == [0, 0, 0], nursery.log.read_text()
+    assert unsound(sharded) == []
+    fetched = [
+        path for method, path, _ in sharded.requests if method == "GET" and path.endswith(".safetensors")
+    ]
+    assert sorted(path.rpartition("/")[2] for path in fetched) == SHARDS
+    assert nursery.log.read_text().count("another process is fetching hub tiny/model@main: waiting") == 2
+
+
+def test_shards_are_fetched_side_by_side(sharded: Any) -> None:
+    working = most = 0
+    answer: Callable[[Any], None] = sharded.answer
+
+    def counting(handler: Any) -> None:
+        nonlocal working, most
+        working += handler.path.endswith(".safetensors")
+        most = max(most, working)
+        answer(handler)
+        working -= handler.path.endswith(".safetensors")
+
+    sharded.answer, sharded.pause_s = counting, 0.01
+    hub.resolve(REPO)
+    assert most == 3
+
+
+def test_nothing_is_removed_under_a_download(sharded: Any, nursery: Nursery) -> None:
+    sharded.pause_s = 0.02
+    pid = nursery.pull()
+    while not on_disk():
+        time.sleep(0.01)
+    with pytest.raises(UsageError, match="another process is fetching"):
+        hub.remove(REPO)
+    assert nursery.wait(pid) == 0
+    assert hub.remove(REPO) > 400_000
+
+
+def test_ctrl_c_leaves_what_is_there(sharded: Any) -> None:
+    sharded.pause_s = 0.1
+    program = (
+        "import sys; from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 10_000;"
+        "from ferrum_mlx.cli.main import main; sys.argv[0] = 'ferrum-mlx'; main()"
+    )
+    command = [sys.executable, "-c", program, "models", "pull", REPO]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while on_disk() < 90_000:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, ""), said
+    kept = re.search(
+        r"^stopped; ([\d.]+) MB are kept, to go on run: ferrum-mlx models pull tiny/model$", said, re.M
+    )
+    assert kept, said
+    assert 0 < float(kept[1]) < 0.45
+    assert "Traceback" not in said
+    assert unsound(sharded) == []
+    sharded.pause_s, begun = 0.0, len(sharded.requests)
+    hub.pull(REPO)
+    assert unsound(sharded) == []
+    assert sum(bool(request[2]) for request in sharded.requests[begun:]) >= 2

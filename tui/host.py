@@ -1,0 +1,111 @@
+"""An engine as the screen has it: started after the first paint, told of, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from textual.app import App
+from textual.message import Message
+
+from ferrum_mlx.catalog import default_card
+from ferrum_mlx.client import EngineClient
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.messages import Ready
+
+MakeClient = Callable[[EngineConfig, Callable[[str], None], Callable[[FerrumError], None]], EngineClient]
+State = Literal["loading", "ready", "failed"]
+
+
+class HostMessage(Message):
+    def __init__(self, host: EngineHost) -> None:
+        super().__init__()
+        self.host = host
+
+
+class EngineLoading(HostMessage):
+    def __init__(self, host: EngineHost, stage: str) -> None:
+        super().__init__(host)
+        self.stage = stage
+
+
+class EngineReady(HostMessage):
+    def __init__(self, host: EngineHost, ready: Ready) -> None:
+        super().__init__(host)
+        self.ready = ready
+
+
+class EngineNote(HostMessage):
+    def __init__(self, host: EngineHost, what: str) -> None:
+        super().__init__(host)
+        self.what = what
+
+
+class EngineGone(HostMessage):
+    """The engine died, or could not be started (`started` is False)."""
+
+    def __init__(self, host: EngineHost, error: FerrumError, started: bool) -> None:
+        super().__init__(host)
+        self.error, self.started = error, started
+
+
+class EngineHost:
+    """Its messages go to the app, from whatever thread.
+
+    Attributes:
+        state: as the screen has been told; "failed" waits for the user.
+        detail: what it is doing while it loads, in words.
+        model: its name for people.
+    """
+
+    def __init__(self, app: App[Any], config: EngineConfig, make_client: MakeClient) -> None:
+        self._app = app
+        self.config = config
+        self.state: State = "loading"
+        self.detail = ""
+        self.model = Path(config.model).name or default_card().alias
+        self.client = make_client(config, self._loading, self._died)
+        self.client.on_note = self._noted
+
+    def start(self) -> None:
+        self._work(self.client.start)
+
+    def restart(self) -> None:
+        """Bring up a new engine in place of one that died or did not start."""
+        self.state, self.detail = "loading", "starting a new engine"
+        self._work(self.client.restart)
+
+    async def close(self) -> None:
+        """End the engine, and the start that a worker may wait for, too."""
+        await asyncio.to_thread(self.client.close)
+
+    def came(self, ready: Ready) -> None:
+        """Take the news that the engine accepts requests."""
+        self.state, self.detail = "ready", ""
+        self.model = Path(ready.info.model_id).name  # of a file or a repository, what tells it apart
+
+    def _work(self, start: Callable[[], Ready]) -> None:
+        self._app.run_worker(
+            partial(self._start, start), thread=True, exclusive=True, group=f"engine {id(self)}"
+        )
+
+    def _start(self, start: Callable[[], Ready]) -> None:
+        try:
+            ready = start()
+        except FerrumError as error:
+            self._app.post_message(EngineGone(self, error, started=False))
+        else:
+            self._app.post_message(EngineReady(self, ready))
+
+    def _loading(self, stage: str) -> None:
+        self._app.post_message(EngineLoading(self, stage))
+
+    def _noted(self, what: str) -> None:
+        self._app.post_message(EngineNote(self, what))
+
+    def _died(self, error: FerrumError) -> None:
+        self._app.post_message(EngineGone(self, error, started=True))

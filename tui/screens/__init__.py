@@ -1,0 +1,1 @@
+"""Screens above the chat: models, sessions, settings, help."""

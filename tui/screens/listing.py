@@ -1,0 +1,145 @@
+"""What the model picker and the empty chat say of models. No network; everything here is for a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ferrum_mlx import hub
+from ferrum_mlx.catalog import Card, PypiSource
+
+from .finder import Cell, size
+
+_TIGHT = 0.85  # of the memory there is; above it, what else runs decides
+_DIM = "$foreground 55%"
+
+
+class Fit(Protocol):
+    needed_bytes: int
+    available_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A model in a list.
+
+    Attributes:
+        name: what a user calls it.
+        size: bytes on this disk, or to download; None if nobody has said.
+        here: it can be used without the network.
+        partial: bytes of an interrupted download.
+        fit: None where it cannot be told.
+        context: tokens; None if there is no card.
+        verified: the card has been checked against the files.
+    """
+
+    name: str
+    title: str
+    size: int | None
+    here: bool
+    partial: int
+    fit: Fit | None
+    licence: str
+    context: int | None
+    verified: bool
+
+    @property
+    def tight(self) -> bool:
+        fit = self.fit
+        return fit is not None and fit.fits and fit.needed_bytes > _TIGHT * fit.available_bytes
+
+
+FitOf = Callable[[hub.ModelStatus], Fit | None]
+
+
+def entries(fit: FitOf | None = None) -> list[Entry]:
+    """The catalogue, the default first, then other models in the hub's cache."""
+    return [entry(status, fit) for status in hub.list_models()]
+
+
+def entry(status: hub.ModelStatus, fit: FitOf | None = None) -> Entry:
+    card, here = status.card, status.path is not None
+    return Entry(
+        name=status.name,
+        title=card.title if card else "",
+        size=status.size if here else _to_download(card),
+        here=here,
+        partial=0 if here else hub.partial_size(status.name),
+        fit=(fit or memory_fit)(status),
+        licence=card.licence if card else "",
+        context=card.context if card else None,
+        verified=bool(card and card.verified),
+    )
+
+
+def suggestions(most: int = 5, fit: FitOf | None = None) -> list[Entry]:
+    """Models for a first run: of the catalogue, those that fit this machine, what is here first.
+
+    Where none is known to fit, the default model alone.
+    """
+    found = [each for each in entries(fit) if each.licence]
+    fitting = [each for each in found if each.fit is not None and each.fit.fits]
+    return sorted(fitting or found[:1], key=lambda each: not each.here)[:most]
+
+
+def memory_fit(status: hub.ModelStatus) -> Fit | None:
+    """Not known: shown as "?"."""
+    return None
+
+
+def _to_download(card: Card | None) -> int | None:
+    first = card.sources[0] if card else None
+    return first.size if isinstance(first, PypiSource) else None
+
+
+def size_cell(entry: Entry) -> Cell:
+    if entry.here:
+        return (size(entry.size or 0), "bold")
+    if entry.partial:
+        whole = f" of {size(entry.size)}" if entry.size else ""
+        return (f"◐ {size(entry.partial)}{whole}", "$text-warning")
+    return (f"↓ {size(entry.size) if entry.size else '?'}", _DIM)
+
+
+def fit_cells(entry: Entry) -> tuple[Cell, Cell]:
+    """A glyph, and the same in words."""
+    fit = entry.fit
+    if fit is None:
+        return ("?", _DIM), ("unknown", _DIM)
+    if not fit.fits:
+        needed = f"too big: needs {size(fit.needed_bytes)} of {size(fit.available_bytes)}"
+        return ("✗", "$text-error"), (needed, "$text-error")
+    if entry.tight:
+        return ("≈", "$text-warning"), ("tight", "$text-warning")
+    return ("✓", "$text-success"), ("fits", "$text-success")
+
+
+def cells(entry: Entry, current: bool) -> list[Cell]:
+    """A row: mark, name, size, fit as glyph and in words, licence, context, state; DROP says what may go."""
+    context = f"{entry.context / 1024:,.0f}k" if entry.context else ""
+    state = "here" if entry.here else ""
+    if entry.verified:
+        state = f"{state} verified".strip()
+    return [
+        ("●" if current else " ", "bold $accent"),
+        (entry.name, "bold"),
+        size_cell(entry),
+        *fit_cells(entry),
+        (entry.licence, ""),
+        (context, ""),
+        (state, _DIM),
+    ]
+
+
+def detail(entry: Entry) -> str:
+    """What a narrow screen's row has no room for, on one line."""
+    context = f"context {entry.context:,}" if entry.context else ""
+    parts = (entry.title, entry.licence, context, f"memory: {fit_cells(entry)[1][0]}")
+    return " · ".join(part for part in parts if part)
+
+
+NAME = 1
+DROP = (7, 6, 5, 4)
+HEADINGS = ("", "model", "size", "", "memory", "licence", "context", "")

@@ -1,0 +1,157 @@
+"""What the commands of the prompt do on the screen. Those of a screen of their own wait for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from markdown_it import MarkdownIt
+
+from ferrum_mlx.chat import commands, export
+from ferrum_mlx.chat.commands import Call
+from ferrum_mlx.chat.sampling_choice import assignments, described
+from ferrum_mlx.errors import UsageError
+
+from . import dialogs
+from .clipboard import copy
+from .dialogs import kept, use_setup, use_system
+from .talk import Setup
+
+if TYPE_CHECKING:
+    from .app import ChatApp
+
+
+async def obey(app: ChatApp, call: Call) -> None:
+    """Do what a command says.
+
+    Raises:
+        FerrumError: it cannot be done.
+    """
+    argument = call.argument
+    match call.name:
+        case "new" | "help" | "engine" | "quit":
+            await app.run_action({"new": "new_chat"}.get(call.name, call.name))
+        case "regen":
+            await app.action_regenerate()
+        case "continue":
+            for talk in app.desk.talks:
+                await app.desk.go_on(talk)
+        case "edit":
+            await _edit(app, argument)
+        case "branch":
+            talk = app.desk.talk
+            await app.desk.go_to(talk, commands.walk(talk.book.conversation, talk.leaf, argument))
+        case "copy":
+            await _copy(app, argument)
+        case "model":
+            await (app.use_model(argument) if argument else app.run_action("models"))
+        case "compare":
+            await _compare(app, argument)
+        case "set":
+            await _set(app, argument)
+        case "system":
+            await _system(app, argument)
+        case "think":
+            use_setup(app, replace(app.desk.talk.setup, thinking=commands.thinking(argument)))
+        case "theme":
+            _theme(app, argument)
+        case _:
+            await _session(app, call)
+
+
+async def _session(app: ChatApp, call: Call) -> None:
+    """The commands on kept conversations."""
+    conversation, argument = app.desk.talk.book.conversation, call.argument
+    match call.name:
+        case "sessions":
+            app.ask_for(dialogs.pick_session(app, argument))
+        case "resume":
+            number = commands.session_id(argument) if argument else kept(app).latest()
+            if number is None:
+                raise UsageError("there is no session yet")
+            await app.open(kept(app).load(number))
+        case "rename":
+            conversation.title = argument
+            app.desk.talk.book.keep_head()
+            app.show_setup()
+        case "delete":
+            number = commands.session_id(argument) if argument else conversation.id
+            if number is None:
+                raise UsageError("this conversation is not kept yet")
+            if number == conversation.id:
+                await app.action_new_chat()
+            kept(app).delete(number)
+            app.tell(f"Session {number} is deleted.")
+        case "export":
+            app.tell(f"Written to {export.write(conversation, app.desk.talk.leaf, argument)}.")
+
+
+async def _edit(app: ChatApp, text: str) -> None:
+    asked = [message for message in app.desk.talk.path if message.role == "user"]
+    if not asked:
+        raise UsageError("there is no prompt to edit yet")
+    app.desk.edit(app.desk.talk, asked[-1])
+    if text:
+        await app.send(text)
+
+
+async def _compare(app: ChatApp, argument: str) -> None:
+    words = commands.words(argument)
+    setup = app.desk.talk.setup
+    if not words:
+        await app.end_comparison()
+    elif len(words) == 1 and "=" not in words[0]:
+        await app.end_comparison()
+        host = app.new_host(replace(app.host.config, model=words[0], memory_share=0.5))
+        await app.desk.compare(host, setup, app.host.model, host.model)
+        host.start()
+    else:
+        changes = assignments(words)
+        other = _changed(app, changes)
+        await app.end_comparison()
+        here, there = (
+            described({name: getattr(each.choice.params(app.host.config.model), name) for name in changes})
+            for each in (setup, other)
+        )
+        await app.desk.compare(app.host, other, here, there)
+
+
+async def _set(app: ChatApp, argument: str) -> None:
+    if argument:
+        use_setup(app, _changed(app, assignments(commands.words(argument))))
+    else:
+        await app.run_action("settings")
+
+
+def _changed(app: ChatApp, changes: Mapping[str, object]) -> Setup:
+    """The settings in use with these changes, checked."""
+    setup = app.desk.talk.setup
+    setup = replace(setup, choice=setup.choice.with_given(changes))
+    setup.choice.params(app.host.config.model)
+    return setup
+
+
+async def _system(app: ChatApp, text: str) -> None:
+    if text:
+        use_system(app, "" if text == "none" else text)
+    else:
+        await app.run_action("settings")
+
+
+async def _copy(app: ChatApp, what: str) -> None:
+    answers = [message.text for message in app.desk.talk.path if message.role == "assistant"]
+    text = answers[-1] if answers else ""
+    if what == "code":
+        blocks = [token.content for token in MarkdownIt("gfm-like").parse(text) if token.type == "fence"]
+        text = blocks[-1] if blocks else ""
+    app.tell(await copy(app, text) if text else "There is nothing to copy yet.")
+
+
+def _theme(app: ChatApp, name: str) -> None:
+    if not name:
+        app.search_themes()
+    elif name in app.available_themes:
+        app.theme = name
+    else:
+        raise UsageError(f"there is no theme {name}", f"allowed: {', '.join(sorted(app.available_themes))}")

@@ -1,0 +1,317 @@
+"""One transcript with one engine: it asks, stops, answers again, walks between branches, goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message as Event
+
+from ferrum_mlx.chat.book import Book
+from ferrum_mlx.chat.conversation import Message
+from ferrum_mlx.chat.sampling_choice import SamplingChoice
+from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.messages import ChatOptions
+from ferrum_mlx.sampling import SamplingParams
+
+from .host import EngineHost
+from .message import Answer, UserMessage
+from .status import Status, StatusLine
+from .transcript import Failure, Remark, Transcript
+from .turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How answers are made."""
+
+    choice: SamplingChoice
+    thinking: bool | None = None
+
+
+class Talk(Vertical):
+    """Several may share a book, each with a leaf of its own.
+
+    Attributes:
+        label: names what is different here, in a comparison.
+        leaf: the message at whose end this transcript stands.
+        editing: the prompt that the next one goes beside.
+        turn: the answer in the making.
+    """
+
+    class Returned(Event):
+        """A prompt of which nothing came goes back to the user."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class Told(Event):
+        """Something for the user to know that is no part of the conversation."""
+
+        def __init__(self, what: str) -> None:
+            super().__init__()
+            self.what = what
+
+    def __init__(
+        self, host: EngineHost, book: Book, setup: Setup, *, label: str = "", first: bool = True
+    ) -> None:
+        super().__init__()
+        self.host, self.book, self.setup, self.label = host, book, setup, label
+        self._first = first  # of a comparison; where it stands is where a resume goes on
+        self.leaf = book.conversation.leaf
+        self.editing: Message | None = None
+        self.turn: Turn | None = None
+        self.transcript = Transcript()
+        self.status_line = StatusLine()
+        self._told: FerrumError | None = None  # the last error of a turn: an engine's death is told once
+
+    def compose(self) -> ComposeResult:
+        yield self.transcript
+        yield self.status_line
+
+    @property
+    def path(self) -> list[Message]:
+        return self.book.conversation.path(self.leaf)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.setup.choice.params(self.host.config.model)
+
+    @property
+    def tokens(self) -> int:
+        """Of the conversation, as the last answer has left it."""
+        usages = [message.usage for message in self.path if message.usage]
+        return usages[-1].prompt_tokens + usages[-1].completion_tokens if usages else 0
+
+    async def show(self) -> None:
+        """The whole path, as after a resume."""
+        if self.leaf is None:
+            await self.transcript.clear(self.host.model)
+        else:
+            await self.transcript.show(self.path, self._place)
+        self.show_status()
+
+    async def open(self, book: Book) -> None:
+        """Put another conversation here; what is coming of the one before is kept as far as it is."""
+        await self.abandon()
+        self.book, self.leaf, self.editing = book, book.conversation.leaf, None
+        await self.show()
+
+    # Asking
+
+    @property
+    def end(self) -> int | None:
+        """The message that the next prompt goes below."""
+        return self.leaf if self.editing is None else self.editing.parent
+
+    async def ask(self, asked: Message) -> None:
+        """Answer a new prompt of the book, which is below `end`."""
+        back_to = self.leaf
+        if self.editing is not None:
+            self.leaf = self.editing.parent
+            await self.transcript.show(self.path, self._place)
+        self.leaf = asked.id
+        await self.transcript.add(UserMessage(asked, self._place(asked)))
+        await self._begin(asked, back_to, asked)
+
+    async def regenerate(self, message_id: int | None = None) -> None:
+        """Another answer beside the given one, or the last."""
+        answer = self._answer_of(message_id)
+        if answer is None or answer.parent is None:
+            self.post_message(self.Told("There is no answer yet."))
+            return
+        back_to, asked = self.leaf, self.book.conversation.messages[answer.parent]
+        self.leaf = asked.id
+        await self.transcript.show(self.path, self._place)
+        await self._begin(asked, back_to)
+
+    async def go_on(self, message_id: int | None = None) -> None:
+        """Continue an answer where it ends."""
+        answer = self._answer_of(message_id)
+        if answer is None or not answer.text:
+            self.post_message(self.Told("There is no answer to continue."))
+            return
+        self.leaf = answer.id
+        await self.transcript.show(self.path, self._place)
+        widget = await self.transcript.reopen(answer, self._place(answer))
+        self.turn = Turn(answer, widget, continues=True, back_to=self.leaf)
+        self._submit()
+
+    async def go_to(self, leaf: int | None) -> None:
+        """To another end of the conversation."""
+        self.leaf = leaf
+        self._keep_leaf()
+        await self.transcript.show(self.path, self._place)
+
+    async def _begin(self, prompt: Message, back_to: int | None, asked: Message | None = None) -> None:
+        answer = self._new_answer(prompt)
+        widget = Answer(answer, self._place(answer))
+        await self.transcript.add(widget)
+        self.transcript.follow()
+        self.turn = Turn(answer, widget, asked, back_to)
+        self.editing = None
+        self._submit()
+
+    def _new_answer(self, asked: Message) -> Message:
+        answer = self.book.add("assistant", parent=asked.id)
+        answer.model, answer.label = self.host.model, self.label
+        return answer
+
+    def _submit(self) -> None:
+        """Hand the turn to the engine, if there are both."""
+        turn = self.turn
+        if turn is None or turn.stream is not None:
+            return
+        if self.host.state == "failed":
+            self.host.restart()
+        if self.host.state == "ready":
+            chat = ChatOptions(thinking=self.setup.thinking, continue_last=turn.continues)
+            leaf = turn.answer.id if turn.continues else turn.answer.parent
+            messages = self.book.conversation.for_model(leaf)
+            turn.sent(self.host.client.submit(messages, self.params, chat=chat))
+            self._show(turn.status())
+        else:
+            self.show_status()
+
+    # While it comes, and at its end
+
+    async def drain(self) -> None:
+        """Show what has come since the last call."""
+        turn = self.turn
+        if turn is None:
+            return
+        new = turn.drain()
+        if new.thinking:
+            turn.widget.think(new.thinking)
+        if new.text:
+            await turn.widget.add(new.text)
+        if turn.ended:
+            await self._end(turn)
+        elif turn.tokens:
+            self.book.keep_growing(turn.answer)
+
+    def show_status(self) -> None:
+        """The numbers of the turn in hand, or what the engine does without one."""
+        if self.turn is not None and self.turn.stream is not None:
+            self._show(self.turn.status())
+        elif self.host.state == "ready":
+            self._show(replace(self.status_line.status, state="ready", detail=""))
+        else:
+            waiting = self.turn is not None and self.host.state == "loading" and not self.host.detail
+            detail = "Enter tries again" if self.host.state == "failed" else self.host.detail
+            self._show(Status("waiting", "for the model") if waiting else Status(self.host.state, detail))
+
+    async def stop(self) -> None:
+        """Keep what has come; where nothing has, it is as if the prompt had not been sent."""
+        turn = self.turn
+        if turn is None:
+            return
+        if turn.tokens and turn.stream is not None:
+            turn.stopping = True
+            turn.stream.abort()
+            self._show(turn.status())
+            return
+        if turn.stream is not None:
+            turn.stream.close()
+        self.turn = None
+        await self._take_back(turn)
+        self.show_status()
+
+    async def abandon(self) -> None:
+        """End the turn in hand without waiting for the engine; what has come is kept."""
+        turn, self.turn = self.turn, None
+        if turn is None:
+            return
+        if turn.stream is not None:
+            turn.stream.close()
+        if turn.nothing_came:
+            self.book.drop(turn.answer)
+        else:
+            turn.answer.ending = "abort"
+            self.book.keep(turn.answer)
+
+    async def _end(self, turn: Turn) -> None:
+        self.turn = None
+        if turn.error is not None:
+            await self._fail(turn, turn.error)
+            return
+        await turn.widget.finish()
+        self._keep_answer(turn)
+        self._show(turn.status())
+
+    async def _fail(self, turn: Turn, error: FerrumError) -> None:
+        if turn.nothing_came:
+            self.book.drop(turn.answer)
+            await turn.widget.remove()
+            self.leaf = turn.back_to
+            if turn.asked is not None:
+                self.post_message(self.Returned(turn.asked.text))
+        else:
+            await turn.widget.finish()
+            self._keep_answer(turn)
+        await self.transcript.add(Failure(error))
+        self._told = error
+        self.show_status()
+
+    def _keep_answer(self, turn: Turn) -> None:
+        self.leaf = turn.answer.id
+        self.book.keep(turn.answer)
+        self._keep_leaf()
+
+    def _keep_leaf(self) -> None:
+        if self._first:
+            self.book.stand_at(self.leaf)
+
+    async def _take_back(self, turn: Turn) -> None:
+        if turn.continues:
+            await turn.widget.finish()
+            return
+        self.book.drop(turn.answer)
+        if turn.asked is not None:
+            if not self.book.conversation.has_below(turn.asked.id):
+                self.book.drop(turn.asked)
+            self.post_message(self.Returned(turn.asked.text))
+        await self.go_to(turn.back_to)
+
+    # The engine
+
+    async def engine_ready(self, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            await self.note(note)
+        self._show(Status("ready"))
+        self._submit()
+
+    async def engine_gone(self, error: FerrumError, *, started: bool) -> None:
+        """It died, or could not be started: the turn in hand fails, unless it may wait for the next one."""
+        if started:
+            await self.drain()
+            if error is not self._told:
+                await self.transcript.add(Failure(error))
+        elif self.turn is None:
+            await self.transcript.add(Failure(error))
+        else:
+            turn, self.turn = self.turn, None
+            turn.answer.ending = "broken"
+            await self._fail(turn, error)
+        self.show_status()
+
+    async def note(self, what: str) -> None:
+        await self.transcript.add(Remark(f"note: {what}"))
+
+    def _show(self, status: Status) -> None:
+        self.status_line.status = status
+
+    # The tree
+
+    def _answer_of(self, message_id: int | None) -> Message | None:
+        if message_id is not None:
+            return self.book.conversation.messages[message_id]
+        answers = [message for message in self.path if message.role == "assistant"]
+        return answers[-1] if answers else None
+
+    def _place(self, message: Message) -> tuple[int, int]:
+        """Which of how many branches a message is, from 1."""
+        siblings = [sibling.id for sibling in self.book.conversation.siblings(message.id)]
+        return siblings.index(message.id) + 1, len(siblings)
