@@ -101,7 +101,7 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
         return engine, codec
 
     narrate("finding the model")
-    resolved = hub.resolve(config.model, offline=config.offline, progress=True)
+    resolved = hub.resolve(config.model, offline=config.offline, progress=True, backend=backend)
     narrate(f"loading {resolved.name}")
     from ferrum_mlx.tokenizer import load_tokenizer
 
@@ -111,7 +111,7 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
 
     def load_draft(model: str) -> Loaded:
         narrate("finding the draft model")
-        draft = hub.resolve(model, offline=config.offline, progress=True)
+        draft = hub.resolve(model, offline=config.offline, progress=True, backend=backend)
         check_same_vocabulary(tokenizer, load_tokenizer(draft), resolved.name, draft.name)
         narrate(f"loading {draft.name}")
         return load(draft, replace(config, model=model), narrate)

@@ -51,7 +51,7 @@ def check_folder(folder: Path) -> Shapes:
         ModelFileError: a file that is missing, truncated or altered; a config that does not fit the weights.
         UnsupportedModelError: a folder that wants a program of its own to be run.
     """
-    shapes = _shapes(folder)
+    shapes = stored_shapes(folder)
     config = read_json(folder / "config.json")
     if isinstance(config.get("model_file"), str):  # as mlx-lm runs it
         raise UnsupportedModelError(
@@ -104,7 +104,12 @@ def check_scale(wanted: int, shapes: Shapes, where: Path) -> None:
         )
 
 
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of a folder, by the headers of its weights files.
+
+    Raises:
+        ModelFileError: a file that is missing, truncated or altered.
+    """
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}

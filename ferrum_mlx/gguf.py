@@ -1,7 +1,6 @@
 """GGUF files: metadata, tensor directory and tensor values, with every length checked before it is used.
 
-Knows the container, no model and no array library but numpy. All values are little-endian; a quantized
-tensor is a run of blocks of 32 values along its last axis.
+Knows the container, no model and no array library but numpy. All values are little-endian.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
+from ferrum_mlx import gguf_quants
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, shown
+from ferrum_mlx.gguf_quants import QuantizedTensor
 
-BLOCK = 32  # values a quantization block
 MAX_HEADER_BYTES = 64 << 20  # the largest known vocabularies need about 15 MB
 MAX_DIMS = 4
 MAX_NAME_BYTES = 1 << 10
@@ -32,18 +32,6 @@ _DTYPES = {
     12: "<f8",
 }  # fmt: skip
 
-# ggml type number -> name, values a block, bytes a block
-SUPPORTED_TYPES = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", BLOCK, 18), 3: ("Q4_1", BLOCK, 20),
-    8: ("Q8_0", BLOCK, 34),
-}  # fmt: skip
-_OTHER_TYPES = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
-    23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-
 T = TypeVar("T")
 
 
@@ -54,7 +42,7 @@ class GGUFTensor:
     Attributes:
         name: the tensor's name in the file.
         shape: row-major, the contiguous axis last.
-        type: F32, F16, Q4_0, Q4_1 or Q8_0.
+        type: its name in ggml, one of gguf_quants.READABLE.
         offset: of its first byte, from the start of the file.
         nbytes: bytes it takes in the file.
     """
@@ -66,23 +54,6 @@ class GGUFTensor:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedTensor:
-    """value = code * scale + bias, one scale and bias for each block of a row.
-
-    Attributes:
-        codes: uint8 [..., columns], below 2**bits.
-        scales: float16 [..., columns // 32], as in the file.
-        biases: float32 [..., columns // 32], exact.
-        bits: 4 or 8.
-    """
-
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.float16]
-    biases: NDArray[np.float32]
-    bits: int
-
-
 class GGUFFile:
     """A GGUF file of version 2 or 3, its header read and checked; tensor values are read on demand.
 
@@ -92,7 +63,7 @@ class GGUFFile:
 
     Raises:
         ModelFileError: no such file, or it is truncated, altered or not GGUF.
-        UnsupportedModelError: a tensor is of a type other than F32, F16, Q4_0, Q4_1, Q8_0.
+        UnsupportedModelError: a tensor is of a type that nothing here can read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -124,46 +95,18 @@ class GGUFFile:
             raise ModelFileError(f"{self.path}: {key} is of type {type(value).__name__}, not {kind.__name__}")
         return value
 
-    @np.errstate(invalid="ignore")  # NaN in a damaged file: the check at load says so
     def read(self, name: str) -> NDArray[np.float32]:
-        """The values of a tensor as float32, in its shape; exact, but for one rounding in Q4_1's sum."""
+        """The values of a tensor as float32, in its shape, as the gguf package reads them."""
         tensor = self.tensors[name]
-        if tensor.type in ("F32", "F16"):
-            raw = self._bytes(tensor).view("<f4" if tensor.type == "F32" else "<f2")
-            return raw.astype(np.float32).reshape(tensor.shape)
-        quantized = self.read_quantized(name)
-        blocks = quantized.codes.reshape(-1, BLOCK).astype(np.float32)
-        blocks *= quantized.scales.reshape(-1, 1).astype(np.float32)
-        blocks += quantized.biases.reshape(-1, 1)
-        return blocks.reshape(tensor.shape)
+        return gguf_quants.values(tensor.type, self._bytes(tensor), tensor.shape)
 
-    @np.errstate(invalid="ignore")
-    def read_quantized(self, name: str) -> QuantizedTensor:
-        """Codes, scales and biases of a Q4_0, Q4_1 or Q8_0 tensor."""
+    def read_quantized(self, name: str) -> QuantizedTensor | None:
+        """Codes, scales and biases of a Q4_0, Q4_1, Q8_0 or Q4_K tensor; None for another type."""
         tensor = self.tensors[name]
-        _, _, block_bytes = _by_name(tensor.type)
-        blocks = self._bytes(tensor).reshape(-1, block_bytes)
-        scales = blocks[:, :2].copy().view("<f2")
-        if tensor.type == "Q8_0":
-            codes, bits = blocks[:, 2:] ^ np.uint8(128), 8  # int8 -> code - 128
-            biases = scales.astype(np.float32) * -128
-        else:
-            packed, bits = blocks[:, -16:], 4
-            codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
-            is_q4_1 = tensor.type == "Q4_1"
-            stored = blocks[:, 2:4].copy().view("<f2") if is_q4_1 else scales
-            biases = stored.astype(np.float32) * (1 if is_q4_1 else -8)
-        per_block = (*tensor.shape[:-1], tensor.shape[-1] // BLOCK)
-        return QuantizedTensor(
-            codes.reshape(tensor.shape), scales.reshape(per_block), biases.reshape(per_block), bits
-        )
+        return gguf_quants.codes(tensor.type, self._bytes(tensor), tensor.shape)
 
     def _bytes(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
         return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
-
-
-def _by_name(type_name: str) -> tuple[str, int, int]:
-    return next(entry for entry in SUPPORTED_TYPES.values() if entry[0] == type_name)
 
 
 class _HeaderReader:
@@ -263,14 +206,14 @@ class _HeaderReader:
         axes = [self.scalar("<Q") for _ in range(n_dims)]  # the contiguous axis first
         shape = tuple(reversed(axes))
         kind, offset = self.scalar("<I"), self.scalar("<Q")
-        if kind not in SUPPORTED_TYPES:
-            supported = ", ".join(entry[0] for entry in SUPPORTED_TYPES.values())
+        found = gguf_quants.kinds().get(kind)
+        if found is None or found.name not in gguf_quants.READABLE:
             raise UnsupportedModelError(
-                f"{self.path}: tensor {name!r} is {_OTHER_TYPES.get(kind, f'of ggml type {kind}')}",
-                f"supported GGUF types: {supported}",
+                f"{self.path}: tensor {shown(name)} is {found.name if found else f'of ggml type {kind}'}",
+                f"supported GGUF types: {', '.join(gguf_quants.READABLE)}",
                 "take a file of these types, or the model's safetensors folder",
             )
-        type_name, per_block, block_bytes = SUPPORTED_TYPES[kind]
+        type_name, per_block, block_bytes = found
         if 0 in shape or shape[-1] % per_block:
             raise self.fail(f"tensor {name!r} of type {type_name} has shape {shape}")
         return GGUFTensor(name, shape, type_name, offset, math.prod(shape) // per_block * block_bytes)

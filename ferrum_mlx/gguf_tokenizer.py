@@ -20,18 +20,35 @@ _LLAMA3_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+# words end where a small letter meets a capital one
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_MARK = r"[^\r\n\p{L}\p{N}]?"
+_SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_NO_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN_SPLIT = rf"{_MARK}{_UPPER}*{_LOWER}+|{_MARK}{_UPPER}+{_LOWER}*|\p{{N}}|{_NO_WORDS}"
+_GPT_4O_SPLIT = (
+    rf"{_MARK}{_UPPER}*{_LOWER}+{_SUFFIX}|{_MARK}{_UPPER}+{_LOWER}*{_SUFFIX}|\p{{N}}{{1,3}}|{_NO_WORDS}"
+)
 
 # tokenizer.ggml.pre -> patterns, applied in order: each isolates its matches within what the last one left
 _SPLITS = {
     "gpt-2": [_GPT2_SPLIT],
     "smollm": [r"\p{N}", _GPT2_SPLIT],
     "llama-bpe": [_LLAMA3_SPLIT],
+    "llama-v3": [_LLAMA3_SPLIT],
+    "llama3": [_LLAMA3_SPLIT],
+    "dbrx": [_LLAMA3_SPLIT],  # of Phi-4, too
+    "smaug-bpe": [_LLAMA3_SPLIT],
     "qwen2": [_QWEN2_SPLIT],
+    "deepseek-r1-qwen": [_QWEN2_SPLIT],
+    "tekken": [_TEKKEN_SPLIT],  # Mistral's
+    "gpt-4o": [_GPT_4O_SPLIT],  # of Phi-4-mini, too
     "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]"],
 }
-_ADDS_BOS = {"llama-bpe"}  # where the file does not say
-_WHOLE_WORDS_FIRST = {"llama-bpe"}  # a piece that is a token stays whole, whatever the merges
+_ADDS_BOS = {"llama-bpe", "llama-v3", "llama3", "tekken"}  # where the file does not say
+_WHOLE_WORDS_FIRST = _ADDS_BOS  # a piece that is a token stays whole, whatever the merges
 _NFC = {"qwen2"}
+_KEEP = {"<unk>", "<s>", "<|endoftext|>"}  # of Phi-3's added tokens, those that leave blanks alone
 
 
 def build_tokenizer(gguf: GGUFFile) -> PreTrainedTokenizerBase:
@@ -134,9 +151,20 @@ def _add_tokens(gguf: GGUFFile, tokens: list[str], backend: Tokenizer) -> None:
     kinds = list(zip(tokens, types, strict=False))
     hidden = [token for token, kind in kinds if kind in (_UNKNOWN, _CONTROL)]
     shown_too = [token for token, kind in kinds if kind == _USER_DEFINED]
+    strips = _strips_what_follows(gguf)
+
+    def added(token: str, special: bool) -> AddedToken:
+        return AddedToken(token, normalized=False, special=special, rstrip=strips and token not in _KEEP)
+
     # all of a kind at once: each call builds the automaton that finds them anew
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in hidden])
-    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in shown_too])
+    backend.add_special_tokens([added(token, True) for token in hidden])
+    backend.add_tokens([added(token, False) for token in shown_too])
+
+
+def _strips_what_follows(gguf: GGUFFile) -> bool:
+    """Phi-3's added tokens take the blanks behind them along. The file does not say so."""
+    kind = gguf.metadata.get("tokenizer.ggml.model")
+    return bool(kind == "llama" and gguf.metadata.get("general.architecture") == "phi3")
 
 
 def _add_bos_and_eos(gguf: GGUFFile, backend: Tokenizer, kind: str, special: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferrum_mlx import hub_repo, hub_wheel
-from ferrum_mlx.catalog import Card, HubSource, ModelFormat, PypiSource, ResolvedModel, cards, find_card
+from ferrum_mlx.catalog import Card, HubSource, PypiSource, ResolvedModel, Source, cards, choose
 from ferrum_mlx.errors import (
     DownloadError,
     DownloadStoppedError,
@@ -30,7 +30,6 @@ __all__ = [
     "ModelStatus",
     "ResolvedModel",
     "cache_dir",
-    "doctor_facts",
     "info",
     "list_models",
     "partial_size",
@@ -38,8 +37,6 @@ __all__ = [
     "remove",
     "resolve",
 ]
-
-Source = HubSource | PypiSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +58,15 @@ class ModelStatus:
 
 
 @readable
-def resolve(model: str, *, offline: bool = False, progress: bool = False) -> ResolvedModel:
+def resolve(model: str, *, offline: bool = False, progress: bool = False, backend: str = "") -> ResolvedModel:
     """The files of a model, fetched if they are not on this machine.
 
     Args:
-        model: "" (the default model), an alias, a hub repository id, a folder, or a .gguf file.
+        model: "" (the default model), an alias, alias:variant, a hub repository id, a folder, or a .gguf
+            file.
         offline: make no network call, as with HF_HUB_OFFLINE in the environment.
         progress: show bars on a terminal's stderr.
+        backend: takes the best variant for it; "" for the one that this machine would choose.
 
     Raises:
         ModelNotFoundError: no such name, or it is not here and offline.
@@ -76,7 +75,7 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False) -> Res
     """
     if (own := _own_files(model)) is not None:
         return own
-    name, card, sources = _sources(model)
+    name, card, sources = _sources(model, backend)
     for source in sources:
         if (found := _cached(name, card, source)) is not None:
             return found
@@ -182,16 +181,9 @@ def partial_size(model: str) -> int:
     return sum(hub_repo.partial_size(source) for source in sources if isinstance(source, HubSource))
 
 
-def doctor_facts() -> dict[str, str]:
-    """Where downloads are kept, and whether the default model is there."""
-    status = info("")
-    here = "not downloaded" if status.path is None else f"{(status.size or 0) / 1e6:.1f} MB at {status.path}"
-    return {"cache": str(cache_dir()), "default_model": f"{status.name}, {here}"}
-
-
 def _own_files(model: str) -> ResolvedModel | None:
     looks_like_path = model.endswith(".gguf") or model.startswith((".", "/", "~"))
-    if not model or (model.lower() in cards() and not looks_like_path):
+    if not model or (model.partition(":")[0].lower() in cards() and not looks_like_path):
         return None
     try:
         path = Path(model).expanduser()
@@ -228,16 +220,15 @@ def _own_files(model: str) -> ResolvedModel | None:
     return None
 
 
-def _sources(model: str) -> tuple[str, Card | None, tuple[Source, ...]]:
-    card = find_card(model)
-    if card is not None:
-        return card.alias, card, card.sources
+def _sources(model: str, backend: str = "") -> tuple[str, Card | None, tuple[Source, ...]]:
+    if (choice := choose(model, backend)) is not None:
+        return choice.name, choice.card, choice.sources
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model):
         return model, None, (HubSource(repo=model),)
     close = difflib.get_close_matches(model.lower(), cards(), n=1)
     raise ModelNotFoundError(
         f"there is no model {shown(model)}" + (f" (did you mean {close[0]}?)" if close else ""),
-        f"allowed: {', '.join(cards())}, a hub repository (owner/name), a folder or a .gguf file",
+        "allowed: a name of the catalogue, a hub repository (owner/name), a folder or a .gguf file",
         "see ferrum-mlx models list",
     )
 
@@ -254,11 +245,12 @@ def _cached(name: str, card: Card | None, source: Source) -> ResolvedModel | Non
 
 
 def _resolved(name: str, card: Card | None, source: Source, path: Path) -> ResolvedModel:
-    is_hub = isinstance(source, HubSource)
-    format_: ModelFormat = "safetensors" if is_hub else "gguf"
-    revision = path.name if isinstance(source, HubSource) else source.sha256
+    if isinstance(source, HubSource):
+        revision = path.parent.name if source.file else path.name
+    else:
+        revision = source.sha256
     return ResolvedModel(
-        name=name, path=path, format=format_, card=card, revision=revision, source=source.label
+        name=name, path=path, format=source.format, card=card, revision=revision, source=source.label
     )
 
 
@@ -277,7 +269,8 @@ class _Watch:
 
 def _fetch(name: str, card: Card | None, sources: tuple[Source, ...], watch: _Watch) -> ResolvedModel:
     failures: list[FerrumError] = []
-    for source in sources:
+    others = [source for source in sources[1:] if isinstance(source, PypiSource)]  # where no hub is reached
+    for source in (sources[0], *others):
         if failures:
             watch.say(str(failures[-1]))
         watch.say(f"fetching {name} from {source.label}")

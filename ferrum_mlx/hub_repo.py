@@ -36,7 +36,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cached(source: HubSource) -> Path | None:
-    """The folder of a repository whose files are all in the hub's cache; no network call."""
+    """What a source stands for, its folder or its one file, if all is in the hub's cache; no network call."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -44,15 +44,22 @@ def cached(source: HubSource) -> Path | None:
         folder = snapshot_download(
             source.repo,
             revision=source.revision,
-            allow_patterns=_WANTED,
+            allow_patterns=_wanted(source),
             ignore_patterns=_UNWANTED,
             local_files_only=True,
         )
     except (OSError, HFValidationError):
         return None
+    if source.file:
+        file = Path(folder) / source.file
+        return file if file.exists() else None
     if any(not file.exists() for file in Path(folder).iterdir()):  # a link whose blob is gone
         return None
     return Path(folder) if is_complete(Path(folder)) else None
+
+
+def _wanted(source: HubSource) -> list[str]:
+    return [source.file] if source.file else _WANTED
 
 
 def is_complete(folder: Path) -> bool:
@@ -92,18 +99,21 @@ def fetch(
     """
     with _errors_in_words(source):
         commit, files = _files_on_hub(source)
+        if source.sha256 and (digest := _digest(files[0])) != source.sha256:
+            say(f"{source.label} has changed since its card was written: {digest}, not {source.sha256}")
         blobs = [blob for file in files if (blob := _blob(source, commit, file))]
         total = sum(blob.size for blob in blobs)
         with alone(_lock(source), source.label, lambda: report and report(0, total), say):
             fetch_blobs(blobs, progress=progress, report=report)
-            _link(source, commit, ignore=[*_UNWANTED, _WEIGHTS])
+            if not source.file:
+                _link(source, commit, ignore=[*_UNWANTED, _WEIGHTS])
             folder = _link(source, commit, ignore=_UNWANTED)  # weights last: who finds them finds all
             for file in files:
                 _check(source, folder, file)
-            if not is_complete(folder):
+            if not source.file and not is_complete(folder):
                 raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
             _name_commit(source, commit)
-    return folder
+    return folder / source.file
 
 
 def remove_altered(source: HubSource) -> list[Path]:
@@ -203,7 +213,7 @@ def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
     files = list(
         filter_repo_objects(
             info.siblings or [],
-            allow_patterns=_WANTED,
+            allow_patterns=_wanted(source),
             ignore_patterns=_UNWANTED,
             key=lambda file: file.rfilename,
         )
@@ -216,7 +226,11 @@ def _files_on_hub(source: HubSource) -> tuple[str, list[RepoSibling]]:
                 f"the hub names no {'git hash' if file.lfs is None else 'sha256'} of {file.rfilename} of "
                 f"{source.label} but {shown(digest)}"
             )
-    if not any(fnmatch(file.rfilename, _WEIGHTS) for file in files):
+    if source.file and not files:
+        raise ModelNotFoundError(
+            f"{source.repo} has no file {source.file}", next_step="choose another variant, or its repository"
+        )
+    if not source.file and not any(fnmatch(file.rfilename, _WEIGHTS) for file in files):
         raise UnsupportedModelError(
             f"{source.repo} has no safetensors weights{_named(info.siblings or [])}",
             next_step="choose another repository, or download a .gguf file of it and give its path",
@@ -258,7 +272,7 @@ def _link(source: HubSource, commit: str, *, ignore: list[str]) -> Path:
     folder = snapshot_download(
         source.repo,
         revision=commit,
-        allow_patterns=_WANTED,
+        allow_patterns=_wanted(source),
         ignore_patterns=ignore,
         etag_timeout=PROBE_TIMEOUT_S,
         tqdm_class=Hidden,

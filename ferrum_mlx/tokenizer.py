@@ -226,7 +226,7 @@ def load_tokenizer(resolved: ResolvedModel) -> Tokenizer:
     template_process.start()  # a second's work, done beside ours
     if resolved.format == "gguf":
         from ferrum_mlx.gguf import GGUFFile
-        from ferrum_mlx.gguf_llama import eos_token_ids
+        from ferrum_mlx.gguf_config import eos_token_ids
         from ferrum_mlx.gguf_tokenizer import build_tokenizer
 
         gguf = GGUFFile(resolved.path)

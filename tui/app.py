@@ -45,7 +45,10 @@ from .theme import FERRUM
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
-_OF_TRANSCRIPT = ("new_chat", "scroll", "follow", "regenerate", "models", "sessions", "settings")  # actions
+_OF_TRANSCRIPT = (  # actions
+    *("new_chat", "scroll", "follow", "regenerate"),
+    *("models", "sessions", "settings", "engine"),
+)
 _SECOND_CTRL_C = 2.0  # seconds within which it quits
 
 

@@ -10,15 +10,23 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Click
 from textual.geometry import Size
-from textual.highlight import highlight
+from textual.highlight import (
+    ANSIDarkHighlightTheme,
+    ANSILightHighlightTheme,
+    HighlightTheme,
+    highlight,
+)
 from textual.message import Message
 from textual.selection import Selection
 from textual.widget import Widget
 from textual.widgets import Static
 
 from .markup import Fence, Paragraph
+from .table import Table
 
 _HIGHLIGHTED = 20_000  # characters; longer code stays plain: 400 lines take 60 ms once, in one go
+_TAB = 4  # cells; a highlighter counts characters, so that tabs are spaces before it sees them
+_ROOM = 8  # cells beside a prefix; where fewer are left, text goes without its prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +89,20 @@ class MarkdownBlock(Widget):
 
 
 def _rows(paragraph: Paragraph, width: int) -> Iterator[_Row]:
-    first, rest = paragraph.first, paragraph.rest
+    first, rest, content = paragraph.first, paragraph.rest, paragraph.content
     room = width - max(first.cell_length, rest.cell_length)
-    if not paragraph.wraps or room < 4:
-        yield _Row(first + paragraph.content, 0, "\n")
+    if room < _ROOM:
+        first, rest, room = Content(""), Content(""), width
+    if isinstance(content, Table):
+        for number, line in enumerate(content.lines(room)):
+            yield _Row((rest if number else first) + line, 0, "\n")
         return
-    plain, at = paragraph.content.plain.expandtabs(8), 0
-    for number, line in enumerate(paragraph.content.wrap(room)):
+    content = content.expand_tabs(_TAB)
+    plain, at = content.plain, 0
+    for number, line in enumerate(content.wrap(room)):
         start = max(plain.find(line.plain, at), at)
         yield _Row(
-            (first if number == 0 else rest) + line,
+            (rest if number else first) + line,
             len(rest.plain) if number else 0,
             plain[at:start] if number else "\n",
         )
@@ -108,13 +120,37 @@ class CodeBlock(Static, can_focus=True):
             self.code = code
 
     def __init__(self, fence: Fence) -> None:
-        self.code = fence.code
-        shown = Content(fence.code.rstrip("\n"))
-        if len(fence.code) <= _HIGHLIGHTED:
-            shown = highlight(fence.code.rstrip("\n"), language=fence.language or "text")
-        super().__init__(shown)
+        super().__init__(markup=False)
+        self.code, self._language = fence.code, fence.language
+        self._styles: type[HighlightTheme] | None = None
+        self.set_class(fence.depth > 0, "-in-list")
         self.border_title = Content(fence.language)
         self.border_subtitle = "y copy"
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def notify_style_update(self) -> None:
+        """A theme of another kind has other styles for code."""
+        super().notify_style_update()
+        self._show()
+
+    def _show(self) -> None:
+        styles = HighlightTheme
+        if self.app.native_ansi_color:
+            dark = self.app.current_theme.dark
+            styles = ANSIDarkHighlightTheme if dark else ANSILightHighlightTheme
+        if styles is self._styles:
+            return
+        self._styles = styles
+        code = self.code.rstrip("\n").expandtabs(_TAB)
+        if len(code) > _HIGHLIGHTED:
+            self.update(Content(code))
+        else:
+            self.update(highlight(code, language=self._language or "text", theme=styles))
+
+    def focus_on_click(self) -> bool:
+        return False  # as of a message
 
     def action_copy(self) -> None:
         self.post_message(self.Copy(self.code))

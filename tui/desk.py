@@ -12,7 +12,7 @@ from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Message
 
 from .host import EngineHost
-from .message import MessageWidget
+from .message import MessageEvent, MessageWidget
 from .talk import Setup, Talk
 
 _BUSY = "An answer is still coming; Esc stops it."
@@ -161,8 +161,8 @@ class Desk(Horizontal):
         if there != event.message_id:
             await self.go_to(talk, conversation.end_below(there))
 
-    def _talk_of(self, event: Event) -> Talk:
-        return next(talk for talk in self.talks if talk in event._sender.ancestors)  # type: ignore[union-attr]
+    def _talk_of(self, event: MessageEvent) -> Talk:
+        return next(talk for talk in self.talks if talk in event.widget.ancestors)
 
 
 def _asked(book: Book, text: str, attached: Attached, parent: int | None) -> Message:

@@ -10,7 +10,7 @@ from textual.app import App, ComposeResult
 
 from ferrum_mlx.chat.conversation import Message
 
-from .message import Answer
+from .answer import Answer
 from .transcript import Transcript
 
 _LINES = {
@@ -24,7 +24,8 @@ _LINES = {
 _BEFORE = {"code": "```python\n", "a table": "| a | b | c |\n|---|---|---|\n"}
 KINDS = tuple(_LINES)
 _CHUNK = 12  # characters of a flush
-_FLUSHES = 40
+_SAMPLES = 12
+_SETTLED_S = 0.03  # a screen draws 60 times a second
 
 
 class _Screen(App[None]):
@@ -40,29 +41,30 @@ class _Screen(App[None]):
 
 
 def flush_seconds(kind: str, lines: int) -> float:
-    """CPU seconds of one flush, layout and paint included, behind that many lines; the median of some."""
+    """CPU seconds of one flush, layout and paint included, behind that many lines.
+
+    The median over lines, each with its share of what the end of a line or block costs.
+    """
     return asyncio.run(_measure(kind, lines))
 
 
 async def _measure(kind: str, lines: int) -> float:
     app = _Screen()
-    line, number = _LINES[kind], lines
+    line = _LINES[kind]
     before = _BEFORE.get(kind, "") + "".join(line.format(i=i) for i in range(lines))
     async with app.run_test(size=(100, 36)) as pilot:
         await app.transcript.add(app.answer)
         for start in range(0, len(before), 200):
             await app.answer.add(before[start : start + 200])
             await pilot.pause(0)
-        more = ""
+        await pilot.pause()
         taken: list[float] = []
-        while len(taken) < _FLUSHES:
-            if len(more) < _CHUNK:
-                more += line.format(i=number)
-                number += 1
-            chunk, more = more[:_CHUNK], more[_CHUNK:]
-            await pilot.pause(0.01)
+        for number in range(lines, lines + _SAMPLES):
+            more = line.format(i=number)
+            chunks = [more[start : start + _CHUNK] for start in range(0, len(more), _CHUNK)]
             began = time.process_time()
-            await app.answer.add(chunk)
-            await pilot.pause(0)
-            taken.append(time.process_time() - began)
+            for chunk in chunks:
+                await app.answer.add(chunk)
+                await asyncio.sleep(_SETTLED_S)
+            taken.append((time.process_time() - began) / len(chunks))
         return median(taken)

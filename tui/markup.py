@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 from textual.content import Content
 from textual.style import Style
 
+from .table import Table
+
 _DIM = "$foreground 55%"
 _BULLETS = "•◦▪"
+_BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
+_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
+_OPENED = ("https://", "http://", "mailto:")  # addresses that a click may open
 _NONE = Content("")
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Text that wraps behind its prefixes: `first` before its first line, `rest` before the others.
+    """Text or a table behind prefixes: `first` before its first line, `rest` before the others."""
 
-    A table's line or a line of code does not wrap.
-    """
-
-    content: Content
+    content: Content | Table
     first: Content = _NONE
     rest: Content = _NONE
-    wraps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A block of code. `language` is the first word behind the fence."""
+    """A block of code. `language` is the first word behind the fence, `depth` that of the list it is in."""
 
     code: str
     language: str
+    depth: int = 0
 
 
 Part = list[Paragraph] | Fence
@@ -43,7 +45,9 @@ Part = list[Paragraph] | Fence
 
 @cache
 def _parser() -> MarkdownIt:
-    return MarkdownIt("gfm-like")
+    # References stay text: a cut has parted a link from its definition, which would vanish. Markdown-it
+    # drops what is nested deeper than its limit; its own of 20 is no limit for what a model may write.
+    return MarkdownIt("gfm-like", {"maxNesting": 100}).disable("reference")
 
 
 def parts_of(text: str) -> list[Part]:
@@ -53,18 +57,22 @@ def parts_of(text: str) -> list[Part]:
     """
     parts: list[Part] = []
     for node in SyntaxTreeNode(_parser().parse(text)).children:
-        if node.type in ("fence", "code_block"):
-            parts.append(Fence(node.content, node.info.split()[0] if node.info.split() else ""))
-            continue
-        paragraphs = list(_block(node, _NONE, _NONE))
-        if parts and isinstance(parts[-1], list):
-            parts[-1] += [Paragraph(_NONE), *paragraphs]
-        else:
-            parts.append(paragraphs)
+        pieces = list(_block(node, _NONE, _NONE))
+        if pieces and parts and isinstance(parts[-1], list) and not isinstance(pieces[0], Fence):
+            parts[-1].append(Paragraph(_NONE))
+        for piece in pieces:
+            if isinstance(piece, Fence):
+                parts.append(piece)
+            elif parts and isinstance(parts[-1], list):
+                parts[-1].append(piece)
+            else:
+                parts.append([piece])
     return parts
 
 
-def _block(node: SyntaxTreeNode, first: Content, rest: Content, depth: int = 0) -> Iterator[Paragraph]:
+def _block(
+    node: SyntaxTreeNode, first: Content, rest: Content, depth: int = 0
+) -> Iterator[Paragraph | Fence]:
     match node.type:
         case "heading":
             style = "bold underline $accent" if node.tag == "h1" else "bold $accent"
@@ -74,14 +82,12 @@ def _block(node: SyntaxTreeNode, first: Content, rest: Content, depth: int = 0) 
         case "blockquote":
             bar = Content.styled("▌ ", _DIM)
             yield from _blocks(node.children, first + bar, rest + bar, depth)
-        case "fence" | "code_block":  # within a list or a quote
-            for line in node.content.splitlines():
-                yield Paragraph(Content.styled(line, "$text on $surface"), first, rest, wraps=False)
-                first = rest
+        case "fence" | "code_block":
+            yield from _code(node, first, rest, depth)
         case "table":
-            yield from _table(node, first, rest)
+            yield Paragraph(_table(node), first, rest)
         case "hr":
-            yield Paragraph(Content.styled("─" * 24, _DIM), first, rest, wraps=False)
+            yield Paragraph(Content.styled("─" * 24, _DIM), first, rest)
         case "html_block":
             yield Paragraph(Content(node.content.rstrip("\n")), first, rest)
         case _:
@@ -90,7 +96,7 @@ def _block(node: SyntaxTreeNode, first: Content, rest: Content, depth: int = 0) 
 
 def _blocks(
     nodes: Sequence[SyntaxTreeNode], first: Content, rest: Content, depth: int
-) -> Iterator[Paragraph]:
+) -> Iterator[Paragraph | Fence]:
     """Blocks within a list's item or a quote, a blank line between two paragraphs."""
     before = ""
     for node in nodes:
@@ -100,13 +106,23 @@ def _blocks(
         first, before = rest, node.type
 
 
-def _list(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> Iterator[Paragraph]:
-    number = int(node.attrs.get("start", 1)) if node.type == "ordered_list" else None
+def _code(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> Iterator[Paragraph | Fence]:
+    if "▌" in first.plain:  # a quote's bar goes on beside it
+        for line in node.content.splitlines():
+            yield Paragraph(Content.styled(line, "$text on $surface"), first, rest)
+            first = rest
+        return
+    if first.plain.strip():  # an item that begins with it
+        yield Paragraph(_NONE, first, rest)
+    words = node.info.split()
+    yield Fence(node.content, words[0] if words else "", depth)
+
+
+def _list(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> Iterator[Paragraph | Fence]:
+    bullet = _BULLETS[min(depth, len(_BULLETS) - 1)]
     for item in node.children:
-        if number is None:
-            mark = f"{_BULLETS[min(depth, len(_BULLETS) - 1)]} "
-        else:
-            mark, number = f"{number}. ", number + 1
+        # Numbers as they are written, not counted: a long list is cut, and parsed in pieces.
+        mark = f"{item.info}{item.markup} " if node.type == "ordered_list" else f"{bullet} "
         own = first + Content.styled(mark, "$accent")
         indent = rest + Content(" " * len(mark))
         if item.children:
@@ -116,27 +132,18 @@ def _list(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> It
         first = rest
 
 
-def _table(node: SyntaxTreeNode, first: Content, rest: Content) -> Iterator[Paragraph]:
+def _table(node: SyntaxTreeNode) -> Table:
     rows = [[_inlines(cell) for cell in row.children] for part in node.children for row in part.children]
-    rights = ["right" in str(cell.attrs.get("style", "")) for cell in node.children[0].children[0].children]
-    widths = [max(cell.cell_length for cell in column) for column in zip_longest(*rows, fillvalue=_NONE)]
-    gap = Content("  ")
-    for number, row in enumerate(rows):
-        cells = [
-            (cell.pad_left if right else cell.pad_right)(width - cell.cell_length)
-            for cell, width, right in zip(row, widths, rights, strict=False)
-        ]
-        line = gap.join(cells)
-        yield Paragraph(line.stylize_before("bold") if number == 0 else line, first, rest, wraps=False)
-        first = rest
-        if number == 0:
-            rule = "  ".join("─" * width for width in widths)
-            yield Paragraph(Content.styled(rule, _DIM), first, rest, wraps=False)
+    heads = node.children[0].children[0].children
+    return Table(rows, ["right" in str(cell.attrs.get("style", "")) for cell in heads])
 
 
 def _inlines(node: SyntaxTreeNode) -> Content:
-    pieces = [piece for inline in node.children for piece in _pieces(inline, "")]
-    return Content("").join(pieces)
+    content = Content("").join([piece for inline in node.children for piece in _pieces(inline, "")])
+    parent = node.parent
+    if parent is not None and parent.type == "list_item" and content.plain[:4] in _BOXES:
+        return Content.styled(_BOXES[content.plain[:4]], "$accent") + content[4:]
+    return content
 
 
 _STYLES = {"strong": "bold", "em": "italic", "s": "strike"}
@@ -154,6 +161,8 @@ def _pieces(node: SyntaxTreeNode, style: str) -> Iterator[Content]:
             yield Content.styled(node.content, f"{style} $text-accent on $surface".strip())
         case "softbreak" | "hardbreak":
             yield Content("\n")
+        case "html_inline" if _BREAK.fullmatch(node.content):
+            yield Content("\n")
         case "link":
             shown = Content("").join([piece for child in node.children for piece in _pieces(child, style)])
             yield _link(shown, str(node.attrs.get("href", "")))
@@ -165,8 +174,10 @@ def _pieces(node: SyntaxTreeNode, style: str) -> Iterator[Content]:
 
 def _link(shown: Content, address: str) -> Content:
     """Text that opens its address at a click; the address is seen where the text is another."""
-    click = Style.from_meta({"@click": ("app.open_link", (address,))})
-    link = shown.stylize("underline $accent").stylize(Style(link=address) + click)
+    link = shown.stylize("underline $accent")
+    if address.startswith(_OPENED):
+        click = Style.from_meta({"@click": ("app.open_link", (address,))})
+        link = link.stylize(Style(link=address) + click)
     if shown.plain.removeprefix("mailto:") == address.removeprefix("mailto:") or not address:
         return link
     return link + Content.styled(f" ({address})", _DIM)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -47,6 +48,7 @@ class PseudoTerminal:
         )
         os.close(slave)
         self.output = ""
+        self._decode = getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
         self._seen = 0  # characters of `text` up to what was last waited for
 
     @property
@@ -82,7 +84,7 @@ class PseudoTerminal:
             data = os.read(self.master, 65536)
         except OSError:  # Linux's word for the end of a pseudo-terminal
             return False
-        self.output += data.decode(errors="replace")
+        self.output += self._decode.decode(data)
         return bool(data)
 
     def end(self) -> int:

@@ -43,8 +43,7 @@ class StreamedMarkdown(Vertical):
 
     async def _close(self, text: str) -> None:
         with self.app.batch_update():
-            for widget in self._open:
-                await widget.remove()
+            await self.remove_children(self._open)
             self._open.clear()
             self._frozen = 0
             goes_on = self._goes_on(text)
@@ -80,7 +79,7 @@ class StreamedMarkdown(Vertical):
     async def _show_parsed(self, text: str) -> None:
         lines: list[Paragraph] = []
         for part in parts_of(text):
-            lines += part if isinstance(part, list) else [Paragraph(Content(part.code.rstrip("\n")))]
+            lines += part if isinstance(part, list) else [_code(part)]
         if self._open and isinstance(self._open[-1], MarkdownBlock):
             self._open[-1].put(lines)
         else:
@@ -92,15 +91,18 @@ class StreamedMarkdown(Vertical):
             await self._open.pop().remove()
         if not self._open:
             await self._add_piece()
-        live = text[self._frozen :]
-        while live.count("\n") > 2 * _FROZEN_LINES:
-            end = self._frozen
-            for _ in range(_FROZEN_LINES):
-                end = text.index("\n", end) + 1
+        while aside := self._settled(text[self._frozen :]):
+            end = self._frozen + aside
             self._update_piece(text[self._frozen : end])
-            self._frozen, live = end, text[end:]
+            self._frozen = end
             await self._add_piece()
-        self._update_piece(live)
+        self._update_piece(text[self._frozen :])
+
+    def _settled(self, live: str) -> int:
+        """Characters at the start of the live text that can be put aside; 0 where it is not long."""
+        if live.count("\n") > 2 * _FROZEN_LINES:
+            return sum(len(line) + 1 for line in live.split("\n", _FROZEN_LINES)[:_FROZEN_LINES])
+        return 0
 
     async def _add_piece(self) -> None:
         piece = Static(markup=False, classes="open-block")
@@ -116,6 +118,12 @@ class StreamedMarkdown(Vertical):
         if self._splitter.in_fence and len(self._open) == 1:
             text = text.partition("\n")[2]  # without the fence line
         piece.update(Content(text.removesuffix("\n")))
+
+
+def _code(fence: Fence) -> Paragraph:
+    """Code within a list, as long as that is open."""
+    indent = Content(" " * 3 * min(fence.depth, 1))
+    return Paragraph(Content.styled(fence.code.rstrip("\n"), "$text on $surface"), indent, indent)
 
 
 def _block(paragraphs: list[Paragraph], goes_on: bool) -> MarkdownBlock:

@@ -15,10 +15,12 @@ from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.messages import ChatOptions
 from ferrum_mlx.sampling import SamplingParams
 
+from .answer import Answer
 from .host import EngineHost
-from .message import Answer, UserMessage
+from .message import UserMessage
+from .notices import Failure, Remark
 from .status import Status, StatusLine
-from .transcript import Failure, Remark, Transcript
+from .transcript import Transcript
 from .turn import Turn
 
 
@@ -184,7 +186,7 @@ class Talk(Vertical):
             return
         new = turn.drain()
         if new.thinking:
-            turn.widget.think(new.thinking)
+            turn.widget.think()
         if new.text:
             await turn.widget.add(new.text)
         if turn.ended:
@@ -244,7 +246,7 @@ class Talk(Vertical):
     async def _fail(self, turn: Turn, error: FerrumError) -> None:
         if turn.nothing_came:
             self.book.drop(turn.answer)
-            await turn.widget.remove()
+            await self.transcript.drop(turn.widget)
             self.leaf = turn.back_to
             if turn.asked is not None:
                 self.post_message(self.Returned(turn.asked.text))

@@ -1,52 +1,24 @@
-"""The conversation as it stands on screen."""
+"""The conversation as it stands on screen: its last messages, and earlier ones as the user scrolls up."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
+from textual import on
 from textual.containers import VerticalScroll
-from textual.content import Content
+from textual.geometry import Size
 from textual.widget import Widget
-from textual.widgets import Static
 
 from ferrum_mlx.chat.conversation import Message
-from ferrum_mlx.errors import FerrumError
-from ferrum_mlx.sanitize import sanitize
 
-from .message import Answer, Place, UserMessage
+from .answer import Answer
+from .message import MessageWidget, Place, UserMessage
+from .notices import Remark, Welcome
 
-_MOST_MOUNTED = 60  # messages; each is several widgets, and layout visits them all
-
-
-class Welcome(Static):
-    """What an empty conversation shows."""
-
-    def __init__(self, model: str) -> None:
-        lines = [
-            ("ferrum\n", "bold $accent"),
-            ("a local model, and an engine you can see\n\n", "$foreground 55%"),
-            (model, "bold"),
-            ("\n\nType below and press Enter. F1 lists the keys.", "$foreground 55%"),
-        ]
-        super().__init__(Content.assemble(*lines))
-
-
-class Failure(Static):
-    """An error, inline: the cause and the next step."""
-
-    def __init__(self, error: FerrumError) -> None:
-        cause = ": ".join(part for part in (sanitize(error.what), sanitize(error.allowed)) if part)
-        lines = [("✖ ", "bold $text-error"), (cause, "")]
-        if error.next_step:
-            lines.append((f"\n→ {sanitize(error.next_step)}", "$foreground 55%"))
-        super().__init__(Content.assemble(*lines), classes="failure")
-
-
-class Remark(Static):
-    """A dim line of ours between messages."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(Content(sanitize(text)), classes="remark")
+_MOUNTED = 20  # messages; each is several widgets, and a layout visits them all
+_SLACK = 4  # messages more than that before the first ones go
+PlaceOf = Callable[[Message], Place]
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -55,49 +27,241 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__()
         self.border_title = "chat"
+        self._path: list[Message] = []  # those on screen are its end
+        self._place: PlaceOf = lambda message: (1, 1)
+        self._earlier = 0  # messages of the path that are not mounted
+        self._left_at: int | None = None  # lines there were when the user scrolled up
+        self._lost_focus: int | None = None  # place in the path of a message that had it and went
+        self._changing = asyncio.Lock()  # what is mounted, which takes several steps
+        self._fetching = False
 
     def on_mount(self) -> None:
         self.anchor()
 
-    async def add(self, widget: Widget) -> None:
-        """Mount a message below the others."""
-        await self.query(Welcome).remove()
-        await self.mount(widget)
-        surplus = len(self.children) - _MOST_MOUNTED
-        if surplus > 0:
-            await self.remove_children(self.children[:surplus])
-            await self.mount(Remark("earlier messages are no longer shown"), before=0)
+    @property
+    def _messages(self) -> list[MessageWidget]:
+        return [child for child in self.children if isinstance(child, MessageWidget)]
 
-    async def show(self, path: Sequence[Message], place: Callable[[Message], Place]) -> None:
-        """These messages instead of what is there."""
-        await self.remove_children()
-        for message in path:
-            if message.role == "user":
-                await self.mount(UserMessage(message, place(message)))
-            else:
-                await self.reopen(message, place(message))
-                await self.query(Answer).last().finish()
-        self.follow()
+    # What is in it
+
+    async def add(self, widget: Widget) -> None:
+        """Mount a message, or a notice, below the others."""
+        async with self._changing:
+            await self._add(widget)
+
+    async def _add(self, widget: Widget) -> None:
+        if not isinstance(widget, Remark):  # what is only noted leaves the empty state as it is
+            await self.query(Welcome).remove()
+        await self.mount(widget)
+        if isinstance(widget, MessageWidget):
+            self._path.append(widget.message)
+            if self._lost_focus == len(self._path) - 1:
+                self.screen.set_focus(widget, scroll_visible=False)
+            self._lost_focus = None
+        await self._drop_surplus()
+
+    async def show(self, path: Sequence[Message], place: PlaceOf) -> None:
+        """These messages instead of what is there; what is the same stays."""
+        async with self._changing:
+            with self.app.batch_update():
+                focused = await self._show(path, place)
+        if focused is None:
+            self.follow()
+        else:
+            self.call_after_refresh(self._look_at, focused)
+
+    async def _show(self, path: Sequence[Message], place: PlaceOf) -> MessageWidget | None:
+        """Returns the message that has taken the focus over from the one that was in its place."""
+        self._lost_focus = self._focused_place()
+        kept = self._same_start(path)
+        stale = list(self.children)[self.children.index(kept[-1]) + 1 if kept else 0 :]
+        if not kept:
+            self._earlier = max(0, len(path) - _MOUNTED)
+        self._path, self._place = list(path), place
+        for widget in kept:
+            widget.set_place(place(widget.message))
+        fresh = await self._mount(path[self._earlier + len(kept) :], after=len(self.children))
+        focused = None
+        if self._lost_focus is not None and self._lost_focus < len(path):
+            at = self._lost_focus - self._earlier - len(kept)
+            if 0 <= at < len(fresh):
+                focused = fresh[at]
+                self.release_anchor()
+                self.screen.set_focus(focused, scroll_visible=False)
+            self._lost_focus = None
+        await self.remove_children(stale)
+        return focused
+
+    def _same_start(self, path: Sequence[Message]) -> list[MessageWidget]:
+        """The widgets on screen whose messages stay; none where a great many would come below them."""
+        same = 0
+        for before, after in zip(self._path, path, strict=False):
+            if before is not after:
+                break
+            same += 1
+        return self._messages[: max(same - self._earlier, 0)] if len(path) - same <= _MOUNTED else []
+
+    def _focused_place(self) -> int | None:
+        for at, widget in enumerate(self._messages):
+            if widget.has_focus_within:
+                return self._earlier + at
+        return None
+
+    async def _mount(self, messages: Sequence[Message], *, after: int) -> list[MessageWidget]:
+        """Mount messages behind so many children, whole."""
+        widgets = [_widget(message, self._place) for message in messages]
+        if after < len(self.children):
+            await self.mount(*widgets, before=after)
+        else:
+            await self.mount(*widgets)
+        for widget in widgets:
+            if isinstance(widget, Answer):
+                await (await widget.fill()).finish()
+        return widgets
 
     async def reopen(self, message: Message, place: Place) -> Answer:
-        """An answer that is there, or is to be, at the end, as one that still grows."""
-        for widget in self.query(Answer):
-            if widget.message is message:
-                await widget.remove()
-        answer = Answer(message, place)
-        await self.add(answer)
-        return await answer.fill()
+        """The answer at the end as one that still grows."""
+        async with self._changing:
+            last = self._messages[-1]
+            self._lost_focus = len(self._path) - 1 if last.has_focus_within else None
+            await last.remove()
+            self._path.pop()
+            answer = Answer(message, place)
+            await self._add(answer)
+            return await answer.fill()
 
-    async def clear(self, model: str) -> None:
+    async def drop(self, widget: MessageWidget) -> None:
+        """Take back the last message."""
+        async with self._changing:
+            self._path.pop()
+            await widget.remove()
+
+    async def clear(self, model: str, *, offline: bool = False) -> None:
         """Back to an empty conversation."""
-        await self.remove_children()
-        await self.mount(Welcome(model))
+        async with self._changing:
+            self._path, self._earlier, self._left_at = [], 0, None
+            await self.remove_children()
+            await self.mount(Welcome(model, offline=offline))
+        self.follow()
+
+    async def _drop_surplus(self) -> None:
+        """Unmount the first messages, where nobody looks: below stay two screens at least."""
+        messages = self._messages
+        if self._left_at is not None or len(messages) <= _MOUNTED + _SLACK:
+            return
+        first, last = messages[-_MOUNTED], messages[-1]
+        if last.virtual_region.bottom - first.virtual_region.y < 2 * self.size.height:
+            return
+        gone = list(self.children)[: self.children.index(first)]
+        if not any(widget.has_focus_within for widget in gone):
+            self._earlier += len(messages) - _MOUNTED
+            await self.remove_children(gone)
+
+    # Earlier messages
+
+    def _want_earlier(self) -> None:
+        """Bring some where the user has come to the first, or where there is room for more."""
+        at_top = self.scroll_y <= 0 and (self._left_at is not None or self.max_scroll_y == 0)
+        if at_top and self._earlier and not self._fetching:
+            self._fetching = True
+            self.call_later(self._fetch)
+
+    async def _fetch(self) -> None:
+        """Mount messages before the first; what the user sees stays where it is."""
+        async with self._changing:
+            messages = self._path[max(0, self._earlier - _MOUNTED) : self._earlier]
+            if messages:
+                top = self.children[0]
+                was = top.virtual_region.y
+                with self.app.batch_update():
+                    await self._mount(messages, after=0)
+                self._earlier -= len(messages)
+                self.call_after_refresh(self._settle, top, was)
+            else:
+                self._fetching = False
+
+    def _settle(self, top: Widget, was: int) -> None:
+        self._fetching = False
+        if not top.is_attached:
+            return
+        more = top.virtual_region.y - was
+        if self._left_at is not None:
+            self._left_at += more
+            self.scroll_to(y=self.scroll_y + more, animate=False, force=True, immediate=True)
+        self._want_earlier()
+
+    @on(MessageWidget.Go)
+    async def _go(self, event: MessageWidget.Go) -> None:
+        event.stop()
+        messages = self._messages
+        if event.widget not in messages:
+            return
+        at = messages.index(event.widget) + event.step
+        if at < 0 and self._earlier and not self._fetching:
+            self._fetching = True
+            await self._fetch()
+            messages = self._messages
+            at = messages.index(event.widget) + event.step
+        if 0 <= at < len(messages):
+            messages[at].focus()
+
+    # Scrolling
 
     def follow(self) -> None:
+        """Go to the end and stay there."""
+        self._left_at = None
         self.scroll_end(animate=False)
+        self._tell()
+
+    def _look_at(self, widget: MessageWidget) -> None:
+        if widget.is_attached:
+            self.scroll_to_widget(widget, animate=False, immediate=True)
+        self._left_at = None if self.is_vertical_scroll_end else self.virtual_size.height
+        self._tell()
 
     def scroll_pages(self, pages: int) -> None:
         if pages < 0:
             self.scroll_page_up(animate=False)
+            self._want_earlier()
         else:
             self.scroll_page_down(animate=False)
+
+    def on_mouse_scroll_up(self) -> None:
+        self._want_earlier()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if self.is_vertical_scroll_end:
+            self._left_at = None
+        elif new_value < old_value and self._left_at is None:
+            self._left_at = self.virtual_size.height
+        self._want_earlier()
+        self._tell()
+
+    def watch_virtual_size(self, before: Size, now: Size) -> None:
+        if self._left_at is None:
+            self.call_after_refresh(self._stay_at_end)
+        elif before.width != now.width:
+            self._left_at += now.height - before.height  # wrapped anew, which is no news
+        self._want_earlier()
+        self._tell()
+
+    def _stay_at_end(self) -> None:
+        """Textual takes any scroll for a leaving, one that moves nothing, as PgDn at the end, too."""
+        on_the_way_up = self.scroll_target_y < self.scroll_y
+        if self._left_at is None and not (on_the_way_up or self.is_vertical_scroll_end):
+            self.scroll_end(animate=False, immediate=True)
+
+    def _tell(self) -> None:
+        """How much has come below what the user looks at."""
+        new = 0 if self._left_at is None else self.virtual_size.height - self._left_at
+        text = f"↓ {new} new line{'s' * (new != 1)} · End follows" if new > 0 else ""
+        if self._left_at is not None and new <= 0:
+            text = "End follows"
+        if text != self.border_subtitle:
+            self.border_subtitle = text
+
+
+def _widget(message: Message, place: PlaceOf) -> MessageWidget:
+    kind = UserMessage if message.role == "user" else Answer
+    return kind(message, place(message))

@@ -10,7 +10,7 @@ from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.messages import Delta, Failed, Finished
 from ferrum_mlx.stream import RequestStream
 
-from .message import Answer
+from .answer import Answer
 from .status import Status
 
 _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "abort"}

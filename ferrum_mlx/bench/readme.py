@@ -8,11 +8,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ferrum_mlx.catalog import Card, cards
+from ferrum_mlx.fit import catalogued_bytes
+
 README = Path(__file__).parents[2] / "README.md"
 
 
 def parts() -> dict[str, str]:
-    return {"zoo": zoo()}
+    return {"zoo": zoo(), "models": models()}
+
+
+def models() -> str:
+    """The catalogue as a table: what the cards say, and the memory that weights and KV take on Metal."""
+    rows = [
+        "| MODEL | parameters | context | variants | GB at 4K, 32K | draft | licence |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(card) for card in cards().values()),
+    ]
+    return "\n" + "\n".join(rows) + "\n"
+
+
+def _row(card: Card) -> str:
+    of = f"{card.parameters / 1e9:.2f} B" if card.parameters else ""
+    memory = ", ".join(_at(card, tokens) for tokens in (4096, 32768) if tokens <= card.context)
+    name = f"`{card.alias}`" + ("" if card.verified else "*")
+    cells = [name, of, f"{card.context:,}", ", ".join(card.variants), memory, card.draft, card.licence]
+    return f"| {' | '.join(cells)} |"
+
+
+def _at(card: Card, tokens: int) -> str:
+    needed = catalogued_bytes(card, tokens)
+    return f"{needed / 1e9:.1f}" if needed else "?"
 
 
 def zoo() -> str:

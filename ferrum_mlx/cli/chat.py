@@ -121,4 +121,4 @@ def _pull_if_missing(config: EngineConfig) -> None:
     if config.backend != "fake":
         from ferrum_mlx import hub
 
-        hub.resolve(config.model, offline=config.offline, progress=True)
+        hub.resolve(config.model, offline=config.offline, progress=True, backend=config.backend)

@@ -130,7 +130,7 @@ class LinearTalk:
         config = replace(old.config, model=model)
         self.sampling.params(model)
         if config.backend != "fake":
-            hub.resolve(model, offline=config.offline, progress=True)
+            hub.resolve(model, offline=config.offline, progress=True, backend=config.backend)
         old.close()  # there may be no room for two
         self.client = EngineClient.in_process(config, on_loading=say, on_note=old.on_note)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ferrum_mlx import hub
+from ferrum_mlx import fit, hub
 from ferrum_mlx.cli.narrate import say
 from ferrum_mlx.errors import UsageError
 
@@ -19,25 +19,27 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models() -> None:
     """List, download, describe and remove models.
 
-    MODEL is a catalogue alias or a hub repository (owner/name).
+    MODEL is a catalogue alias (qwen3-4b), one of its variants (qwen3-4b:gguf; `info` names them), or a hub
+    repository (owner/name).
     """
 
 
 @models.command("list")
 @_as_json
 def list_(as_json: bool) -> None:
-    """The catalogue, and which of it is on this machine."""
+    """The catalogue, which of it is on this machine, and what fits into its memory."""
     found = hub.list_models()
     if as_json:
         click.echo(json.dumps([_facts(status) for status in found], ensure_ascii=False))
         return
-    rows = [("", "name", "here", "licence", "title")]
+    rows = [("", "name", "here", "memory", "licence", "title")]
     for status in found:
         card = status.card
         here = "-" if status.size is None else _megabytes(status.size)
         mark = "*" if card and card.default else ""
-        rows.append((mark, status.name, here, card.licence if card else "", card.title if card else ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        licence, title = (card.licence, card.title) if card else ("", "")
+        rows.append((mark, status.name, here, _room(fit.fit_of(status)), licence, title))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
@@ -81,11 +83,11 @@ def info(model: str, as_json: bool) -> None:
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        click.echo(f"{name:<{width}}  {'-' if value is None else value}")
+        click.echo(f"{name:<{width}}  {_shown(value)}")
 
 
 def _facts(status: hub.ModelStatus) -> dict[str, Any]:
-    card = status.card
+    card, room = status.card, fit.fit_of(status)
     return {
         "name": status.name,
         "title": card.title if card else None,
@@ -93,13 +95,40 @@ def _facts(status: hub.ModelStatus) -> dict[str, Any]:
         "licence": card.licence if card else None,
         "family": card.family if card else None,
         "context": card.context if card else None,
+        "parameters": card.parameters if card else None,
         "verified": bool(card and card.verified),
+        "variants": [f"{card.alias}:{variant}" for variant in card.variants] if card else [],
+        "draft": card.draft or None if card else None,
+        "sampling": dict(card.sampling) if card else {},
+        "thinking": card.thinking or None if card else None,
+        "notes": card.notes or None if card else None,
         "cached": status.path is not None,
         "path": str(status.path) if status.path else None,
         "size": status.size,
+        "needed_bytes": room.needed_bytes if room else None,
+        "available_bytes": room.available_bytes if room else None,
+        "fits": room.fits if room else None,
+        "memory": room.why if room else None,
         "revision": status.revision or None,
         "source": status.source,
     }
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items()) or "-"
+    return "-" if value is None else str(value)
+
+
+def _room(found: fit.Fit | None) -> str:
+    if found is None:
+        return "? unknown"
+    if not found.fits:
+        needed, free = fit.gigabytes(found.needed_bytes), fit.gigabytes(found.available_bytes)
+        return f"✗ needs {needed} of {free}"
+    return f"{'≈ tight' if found.tight else '✓ fits'}, {fit.gigabytes(found.needed_bytes)}"
 
 
 def _megabytes(size: int) -> str:

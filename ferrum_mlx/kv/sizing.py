@@ -48,6 +48,7 @@ def plan_pools(
         raise UsageError(
             f"--kv-memory is {config.kv_memory:,} bytes",
             f"allowed: at most {free_memory:,}, what is free now",
+            "lower it, leave it away, or take a smaller model",
         )
     budget = int(share * (free_memory // 2 if config.kv_memory is None else config.kv_memory))
     num_states = _num_states(state_bytes, config, budget // 2 if groups else budget)

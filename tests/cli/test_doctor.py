@@ -2,42 +2,115 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from ferrum_mlx import build
-from ferrum_mlx.cli import doctor
+from ferrum_mlx import build, memory
+from ferrum_mlx.cli import doctor, doctor_facts
 from ferrum_mlx.errors import BackendUnavailableError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+NEEDED = {
+    *("ferrum-mlx", "python", "platform", "mlx", "mlx-lm", "torch", "transformers", "textual"),
+    *("huggingface-hub", "backend", "backend_reason", "device", "matmul", "fast_paths", "fast_paths_off"),
+    *("numpy_blas", "threads", "memory", "memory_limits", "cache", "hub_cache", "default_model", "sessions"),
+    *("settings", "offline", "hub", "terminal", "terminal_names"),
+}
+
+
 def test_facts_as_text_and_as_json(ferrum: Run) -> None:
-    done = ferrum("doctor", "--json")
+    done = ferrum("doctor", "--json", HF_HUB_OFFLINE="1", SSH_CONNECTION="1 2 3 4", TERM="dumb")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert {"ferrum-mlx", "python", "platform", "mlx", "backend", "backend_reason", "memory"} <= facts.keys()
+    assert facts.keys() >= NEEDED
     assert all(isinstance(value, str) and value for value in facts.values())
-    lines = ferrum("doctor").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(facts)
+    assert not [value for value in facts.values() if value.startswith("not available")]
+    assert facts["offline"] == "yes, by HF_HUB_OFFLINE"
+    assert "over ssh" in facts["terminal"]
+    assert "1 2 3 4" not in done.stdout  # whose address it is, is nobody's business
+    assert "TERM=dumb" in facts["terminal_names"]
+    assert len(facts) <= 40  # one screen
 
 
-def test_what_is_absent_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(device: str = "") -> dict[str, str]:
-        raise BackendUnavailableError("the package mlx is not installed", next_step="install it")
+def test_a_line_a_fact_and_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*args: object) -> None:
+        raise AssertionError("a network call")
 
-    monkeypatch.setattr(build, "doctor_facts", absent)
-    monkeypatch.setattr(doctor, "_PACKAGES", ("surely-not-installed",))
+    monkeypatch.setattr(socket, "getaddrinfo", called)
+    monkeypatch.setattr(socket.socket, "connect", called)
+    sections = [section for section in doctor_facts.SECTIONS if section.__name__ != "_device"]  # slow
+    monkeypatch.setattr(doctor_facts, "SECTIONS", sections)
+    lines = CliRunner().invoke(doctor.doctor, []).stdout.splitlines()
+    of_device = {"device", "matmul", "fast_paths", "fast_paths_off"}
+    assert {line.split()[0] for line in lines} >= NEEDED - of_device
+    assert not [line for line in lines if "not available" in line]
+
+
+@pytest.mark.parametrize("broken", doctor_facts.SECTIONS)
+def test_a_broken_part_says_so_and_the_others_are_there(
+    broken: Callable[[], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> dict[str, str]:
+        raise OSError("it is broken\nhere")
+
+    fails.__name__ = broken.__name__
+    shown = [section for section in doctor_facts.SECTIONS if section.__name__ != "_device"]  # slow
+    sections = tuple(fails if section is broken else section for section in {*shown, broken})
+    monkeypatch.setattr(doctor_facts, "SECTIONS", sections)
     done = CliRunner().invoke(doctor.doctor, ["--json"])
     assert done.exit_code == 0
     facts = json.loads(done.stdout)
-    assert facts["backend"] == "not available: the package mlx is not installed; install it"
+    assert facts[broken.__name__.strip("_")] == "not available: OSError: it is broken here"
+    assert len(facts) > len(sections)
+
+
+def test_what_is_absent_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(wanted: str) -> tuple[str, str]:
+        raise BackendUnavailableError("the package mlx is not installed", next_step="install it")
+
+    monkeypatch.setattr(build, "choose_backend", absent)
+    monkeypatch.setattr(doctor_facts, "PACKAGES", ("surely-not-installed",))
+    facts = json.loads(CliRunner().invoke(doctor.doctor, ["--json"]).stdout)
+    said = "not available: BackendUnavailableError: the package mlx is not installed; install it"
+    assert facts["backend"] == facts["device"] == said
     assert facts["surely-not-installed"] == "not installed"
     assert "memory" in facts
+
+
+def test_the_cache_is_measured_and_links_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FERRUM_CACHE", str(tmp_path / "cache"))
+    assert "not there yet" in doctor_facts._cache()["cache"]
+    (tmp_path / "cache").mkdir()
+    with open(tmp_path / "cache" / "blob", "wb") as blob:
+        blob.truncate(1_500_000_000)  # a hole: it takes no room
+    (tmp_path / "cache" / "link").symlink_to("blob")
+    assert "1.5 GB used, " in doctor_facts._cache()["cache"]
+
+
+def test_a_password_in_the_hubs_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "https://me:secret@hub.example/models")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy.example")
+    said = doctor_facts._network()["hub"]
+    assert said == "https://hub.example/models, through HTTPS_PROXY"
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "limits", lambda: {"/sys/fs/cgroup/memory.max": 2_000_000_000})
+    monkeypatch.setattr(memory, "metal_limit", lambda: 16_000_000_000)
+    said = doctor_facts._memory()["memory_limits"]
+    assert said.startswith("2.0 GB by /sys/fs/cgroup/memory.max, 16.0 GB wired for Metal")
 
 
 ZOOS = {

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from ferrum_mlx import fit, memory
 from ferrum_mlx.catalog import ResolvedModel, cards
 from ferrum_mlx.cli.models import models
 from ferrum_mlx.errors import FerrumError
@@ -41,10 +42,34 @@ def test_list_names_every_card_and_marks_the_default(private_cache: Path) -> Non
     result = run("list")
     assert result.exit_code == 0
     head, *rows = result.stdout.splitlines()
-    assert head.split() == ["name", "here", "licence", "title"]
+    assert head.split() == ["name", "here", "memory", "licence", "title"]
     assert [row.lstrip("* ").split()[0] for row in rows] == list(cards())
     assert [row.startswith("*") for row in rows] == [True] + [False] * (len(rows) - 1)
     assert all(" - " in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("free", "said", "fits"),
+    [(10**12, "✓ fits, 2.", True), (2_500_000_000, "≈ tight", True), (10**6, "✗ needs 2.", False)],
+)
+def test_list_says_what_fits(
+    free: int, said: str, fits: bool, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: free)
+    monkeypatch.setattr(fit, "route_here", lambda backend="": "packed")
+    (row,) = (line for line in run("list").stdout.splitlines() if "qwen3-0.6b" in line)
+    assert said in row
+    facts = json.loads(run("info", "qwen3-0.6b", "--json").stdout)
+    assert (facts["fits"], facts["available_bytes"]) == (fits, free)
+    assert facts["variants"] == ["qwen3-0.6b:safetensors", "qwen3-0.6b:mlx-4bit", "qwen3-0.6b:gguf"]
+    assert json.loads(run("info", "qwen3-0.6b:gguf", "--json").stdout)["name"] == "qwen3-0.6b:gguf"
+
+
+def test_what_nobody_knows_is_said(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "fit_of", lambda status: None)
+    assert all("? unknown" in row for row in run("list").stdout.splitlines()[1:])
+    assert json.loads(run("info", "--json").stdout)["fits"] is None
+    assert "fits             -" in run("info").stdout
 
 
 def test_list_json(private_cache: Path) -> None:
@@ -64,7 +89,7 @@ def test_pull_info_rm(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     info = json.loads(run("info", REPO, "--json").stdout)
     assert (info["cached"], info["path"], info["revision"]) == (True, str(path), fake_hub.REVISION)
     assert info["size"] == sum(file.stat().st_size for file in path.iterdir())
-    assert f"path      {path}" in run("info", REPO).stdout
+    assert f"path             {path}" in run("info", REPO).stdout
     assert any(entry["name"] == REPO for entry in json.loads(run("list", "--json").stdout))
 
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
@@ -122,7 +147,8 @@ def test_a_process_of_its_own_uses_the_hub_of_the_environment(fake_hub: Any) -> 
         (("pull", "."), 1, "no complete model"),
         (("rm", "qwen3-0.6b", "--yes"), 1, "not on this machine"),
         (("rm",), 2, "MODEL"),
-        (("info", "no-such-model"), 1, "smollm2-135m"),
+        (("info", "qwen3-0.6b:q9"), 2, "qwen3-0.6b:gguf"),
+        (("info", "no-such-model"), 1, "see ferrum-mlx models list"),
     ],
 )
 def test_mistakes_are_one_line(args: tuple[str, ...], code: int, said: str, fake_hub: Any) -> None:

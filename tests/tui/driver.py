@@ -11,8 +11,8 @@ from textual.widgets import Static
 
 from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.stream import RequestStream
+from ferrum_tui.answer import Answer
 from ferrum_tui.app import ChatApp
-from ferrum_tui.message import Answer
 from ferrum_tui.prompt import Prompt
 from ferrum_tui.status import StatusLine
 

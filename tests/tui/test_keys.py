@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ferrum_tui.answer import Answer
 from ferrum_tui.app import ChatApp
-from ferrum_tui.message import Answer, UserMessage
+from ferrum_tui.message import UserMessage
+from ferrum_tui.notices import Remark
 from ferrum_tui.prompt import Prompt
 from ferrum_tui.screens.help import HelpScreen
-from ferrum_tui.transcript import Remark, Transcript
+from ferrum_tui.transcript import Transcript
 
 from .driver import answers, below, blocks, prompt, ready, screen, state, stream_of, type_in, until
 

@@ -58,7 +58,9 @@ def test_suggestions_fit_and_those_here_come_first(fake_hub: Any) -> None:
     hub.resolve(fake_hub.REPO)  # no model of the catalogue: nothing is known of it
 
     def fit(status: hub.ModelStatus) -> Room:
-        return Room({"qwen3-1.7b": 101, "smollm2-1.7b": 90}.get(status.name, 10))
+        return Room({**sizes, "smollm2-1.7b": 90}.get(status.name, 101))
+
+    sizes = dict.fromkeys(("smollm2-135m", "smollm2-360m", "qwen3-0.6b"), 10)
 
     found = listing.suggestions(fit=fit)
     assert {each.name for each in found} == {"smollm2-135m", "smollm2-360m", "smollm2-1.7b", "qwen3-0.6b"}

@@ -98,7 +98,7 @@ async def test_it_fits_every_screen(size: tuple[int, int], theme: str, private_c
     app = Host(ModelPicker(fit=lambda _: Room(2, 100, True)), theme)
     async with app.run_test(size=size) as pilot:
         await listed(pilot)
-        line = next(line for line in screen(app).splitlines() if "qwen3-0.6b" in line)
+        line = next(line for line in screen(app).splitlines() if "gemma-3-1b" in line)
         assert "↓ ?" in line
         assert "✓" in line
 
@@ -216,7 +216,10 @@ async def test_the_mouse_takes_a_row(fake_hub: Any) -> None:
     app = Host(ModelPicker())
     async with app.run_test(size=(80, 24)) as pilot:
         await listed(pilot)
-        y = next(i for i, line in enumerate(screen(app).splitlines()) if REPO in line)
+        await pilot.press("slash", *"iny")
+        await until(pilot, lambda: "smollm2" not in screen(app))
+        rows = screen(app).splitlines()
+        y = next(i for i, line in enumerate(rows) if REPO in line)
         await pilot.click(offset=(20, y))
         await until(pilot, lambda: app.result is not NOTHING)
     assert app.result == REPO

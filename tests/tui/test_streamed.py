@@ -1,19 +1,17 @@
-"""Streamed Markdown ends up as the same text written at once would look."""
+"""Streamed Markdown ends up as the same text written at once, and costs no more where it is long."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
-from rich.cells import cell_len
 from textual.app import App
 from textual.containers import Vertical
-from textual.selection import SELECT_ALL
 from textual.widget import Widget
 from textual.widgets import Static
 
-import ferrum_tui
-from ferrum_tui.block import MarkdownBlock
+from ferrum_tui import streamed as streamed_module
+from ferrum_tui.block import CodeBlock, MarkdownBlock
 from ferrum_tui.markup import Part, parts_of
 from ferrum_tui.streamed import StreamedMarkdown
 
@@ -28,173 +26,90 @@ SAMPLES = {
     "list with code": "1. run\n\n   ```sh\n   ls\n   ```\n\n2. look\n\nEnd.\n",
     "table": "| a | b |\n|---|---|\n| 1 | 2 |\n\nafter\n",
     "quote": "> one\n> two\n\nafter\n\n---\n\nend\n",
+    "empty quote": ">\n\nafter\n",
     "markup-like": "a [bold] b [/0] list[int] [link](http://x.y)\n\n[/]\n",
     "many": "".join(f"Paragraph {i}.\n\n" for i in range(40)),
+    "200 items": "".join(f"{i}. item {i}\n" for i in range(1, 201)),
 }
 
 
 class Page(App[None]):
-    CSS_PATH = Path(ferrum_tui.__file__).parent / "css/markdown.tcss"
-    CSS = "StreamedMarkdown { padding: 0; }"
+    CSS_PATH = "../../tui/css/markdown.tcss"
 
-    def __init__(self, *widgets: Widget) -> None:
+    def __init__(self, widget: Widget) -> None:
         super().__init__()
-        self.widgets = widgets
+        self.widget = widget
+        self.opened: list[str] = []
 
     def compose(self):  # type: ignore[no-untyped-def]
         with Vertical():
-            yield from self.widgets
+            yield self.widget
+
+    def action_open_link(self, address: str) -> None:
+        self.opened.append(address)
 
 
-def looks(widget: StreamedMarkdown) -> list[str]:
-    """The text on screen with its blank lines, whatever widgets it is in."""
-    strips = widget.screen._compositor.render_strips()
-    lines = [strip.text.rstrip() for strip in strips]
-    return "\n".join(lines).rstrip().split("\n")
+def shown(parts: Sequence[Widget]) -> list[tuple[str, str]]:
+    """The kind and text of each line, or block of code, on screen."""
+    found: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, CodeBlock):
+            found.append((f"code {part.border_title}", part.code))
+        else:
+            assert isinstance(part, MarkdownBlock)
+            found += [("line", line) for line in part.render().plain.split("\n")]
+    return [line for line in found if line != ("line", "")]
 
 
-async def at_once(text: str, size: tuple[int, int] = (60, 90)) -> list[str]:
-    return await streamed_in(text, len(text) or 1, size)
-
-
-async def streamed_in(text: str, chunk: int, size: tuple[int, int] = (60, 90)) -> list[str]:
-    streamed = StreamedMarkdown()
-    async with Page(streamed).run_test(size=size) as pilot:
-        for i in range(0, len(text), chunk):
-            await streamed.feed(text[i : i + chunk])
-        await streamed.finish()
+async def streamed(text: str, size: int) -> list[tuple[str, str]]:
+    widget = StreamedMarkdown()
+    async with Page(widget).run_test(size=(80, 24)) as pilot:
+        for i in range(0, len(text), size):
+            await widget.feed(text[i : i + size])
+        await widget.finish()
         await pilot.pause()
-        assert not streamed.query(".open-block")
-        assert streamed.source == text
-        return looks(streamed)
+        return shown(widget.children)
+
+
+async def at_once(text: str) -> list[tuple[str, str]]:
+    """The text as it is parsed in one piece."""
+    widget = Vertical()
+    async with Page(widget).run_test(size=(84, 24)) as pilot:
+        for part in parts_of(text):
+            await widget.mount(MarkdownBlock(part) if isinstance(part, list) else CodeBlock(part))
+        widget.styles.padding = (0, 4, 0, 0)
+        await pilot.pause()
+        return shown(widget.children)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("chunk", [1, 7])
-async def test_streamed_equals_written_at_once(name: str, chunk: int) -> None:
-    assert await streamed_in(SAMPLES[name], chunk) == await at_once(SAMPLES[name])
+async def test_streamed_equals_written_at_once(name: str) -> None:
+    text = SAMPLES[name]
+    expected = await at_once(text)
+    for size in (1, 7, 1000) if len(text) < 500 else (7,):
+        assert await streamed(text, size) == expected
 
 
-# Written down by hand: another way to say what Markdown means.
-LOOKS = {
-    "paragraphs": ["One two three.", "Same paragraph.", "", "Another with code."],
-    "headings": ["Title", "", "text", "", "Sub", "", "text right below"],
-    "tight list": ["Steps:", "", "1. one", "2. two", "   more", "3. three", "", "Done."],
-    "loose list": ["• one", "• two", "", "  inside two", "• three", "", "Done."],
-    "nested list": ["• a", "  ◦ b", "    ▪ c", "• d"],
-    "list with code": ["1. run", "   ls", "2. look", "", "End."],
-    "table": ["a  b", "─  ─", "1  2", "", "after"],
-    "quote": ["▌ one", "▌ two", "", "after", "", "─" * 24, "", "end"],
-    "markup-like": ["a [bold] b [/0] list[int] link (http://x.y)", "", "[/]"],
-}
+async def test_the_comparison_sees_a_difference() -> None:
+    assert await at_once("- a\n") != await at_once("1. a\n")
+    assert await at_once("a\n\nb\n") != await at_once("a b\n")
+    assert await at_once("```\na\n```\n") != await at_once("a\n")
 
 
-@pytest.mark.parametrize("name", LOOKS)
-async def test_looks(name: str) -> None:
-    assert await at_once(SAMPLES[name]) == LOOKS[name]
-
-
-async def test_a_code_block_has_its_language_and_its_text() -> None:
-    lines = await at_once(SAMPLES["fence"], (30, 20))
-    assert lines[0] == "Look:"
-    assert "python" in lines[2]
-    assert [line.strip("│ ") for line in lines[3:6]] == ["def f():", "", "return 1"]
-    assert "y copy" in lines[6]
-    assert lines[-1] == "and after."
-
-
-async def test_wrapped_items_hang_and_are_copied_as_they_were_written() -> None:
-    item = "an item of words that are wrapped, 日本語のテキスト too"
-    streamed = StreamedMarkdown()
-    page = Page(streamed)
-    async with page.run_test(size=(20, 12)) as pilot:
-        await streamed.feed(f"1. {item}\n2. next\n")
-        await streamed.finish()
+async def test_the_open_block_is_shown_as_it_comes() -> None:
+    widget = StreamedMarkdown()
+    async with Page(widget).run_test() as pilot:
+        await widget.feed("done\n\nbeing [writ")
+        await widget.feed("ten] **now**\n- an it")
         await pilot.pause()
-        lines = looks(streamed)
-        assert lines[0].startswith("1. an item")
-        assert all(line.startswith("   ") for line in lines[1:4])
-        assert all(cell_len(line) <= 20 for line in lines)
-        page.screen.selections = {streamed.query_one(MarkdownBlock): SELECT_ALL}
-        assert page.screen.get_selected_text() == f"1. {item}\n2. next"
-        await pilot.resize_terminal(90, 12)
-        await pilot.pause()
-        assert looks(streamed) == [f"1. {item}", "2. next"]
+        assert [line for _, line in shown(widget.children)] == ["done", "being [written] now", "• an it"]
 
 
-async def test_a_long_list_is_a_few_widgets() -> None:
-    items = [f"{i}. item {i}" for i in range(1, 301)]
-    streamed = StreamedMarkdown()
-    async with Page(streamed).run_test(size=(60, 310)) as pilot:
-        for item in items:
-            await streamed.feed(item + "\n")
-        await streamed.feed("\nAfter.\n")
-        await streamed.finish()
-        await pilot.pause()
-        assert looks(streamed) == [*items, "", "After."]
-        assert len(streamed.children) < 12
-
-
-class Counted:
-    """Characters that are parsed."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.characters = 0
-        patch.setattr("ferrum_tui.streamed.parts_of", self)
-
-    def __call__(self, text: str) -> list[Part]:
-        self.characters += len(text)
-        return parts_of(text)
-
-
-@pytest.mark.parametrize("line", ["A paragraph.\n\n", "- an item\n", "> a quote\n\n", "1. x\n   - y\n"])
-async def test_what_is_parsed_grows_with_the_text_and_not_faster(
-    line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = Counted(monkeypatch)
-    parsed = []
-    for lines in (100, 400):
-        counted.characters = 0
-        streamed = StreamedMarkdown()
-        async with Page(streamed).run_test():
-            for _ in range(lines):
-                await streamed.feed(line)
-        parsed.append(counted.characters / lines)
-    assert parsed[1] < 1.2 * parsed[0]
-    assert sum(i * len(line) for i in range(400)) / 400 > 10 * parsed[1]  # what all of it each time would be
-
-
-async def test_a_link_opens_at_a_click_if_it_is_one() -> None:
-    opened = []
-
-    class Browser(Page):
-        def action_open_link(self, address: str) -> None:
-            opened.append(address)
-
-    streamed = StreamedMarkdown()
-    async with Browser(streamed).run_test() as pilot:
-        await streamed.feed("[here](https://e.x/a_b?c='d') [/x]")
-        await pilot.pause()
-        await pilot.click(offset=(1, 0))
-        assert opened == ["https://e.x/a_b?c='d'"]
-        assert "here (https://e.x/a_b?c='d') [/x]" in looks(streamed)[0]
-
-
-async def test_open_block_is_shown_as_it_comes() -> None:
-    streamed = StreamedMarkdown()
-    async with Page(streamed).run_test() as pilot:
-        await streamed.feed("done\n\nbeing [writ")
-        await streamed.feed("ten]")
-        await pilot.pause()
-        block = streamed.query(MarkdownBlock).last()
-        assert str(block.render()) == "being [written]"
-
-
-async def test_open_fence_looks_like_code() -> None:
-    streamed = StreamedMarkdown()
-    async with Page(streamed).run_test():
-        await streamed.feed("```python\nx = 1\ny")
-        (piece,) = streamed.query(".open-block").results(Static)
+async def test_an_open_fence_looks_like_code() -> None:
+    widget = StreamedMarkdown()
+    async with Page(widget).run_test():
+        await widget.feed("```python\nx = 1\ny")
+        (piece,) = widget.query(".open-block").results(Static)
         assert str(piece.content) == "x = 1\ny"
         assert piece.has_class("code")
 
@@ -202,24 +117,78 @@ async def test_open_fence_looks_like_code() -> None:
 async def test_a_selection_is_the_text_and_not_its_lines_on_screen() -> None:
     paragraph = "A paragraph that is wrapped, in so few columns, more than once."
     code = "def f():\n    x = [1, 2]\n\n    return x  # longer than the screen is wide"
-    streamed = StreamedMarkdown()
-    page = Page(streamed)
-    async with page.run_test(size=(24, 30)) as pilot:
-        await streamed.feed(f"{paragraph}\n\n```python\n{code}\n```\n\n{paragraph}")
+    widget = StreamedMarkdown()
+    page = Page(widget)
+    async with page.run_test(size=(24, 40)) as pilot:
+        await widget.feed(f"{paragraph}\n\n- {paragraph}\n\n```python\n{code}\n```\n\n{paragraph}")
         await pilot.pause()
-        await pilot.mouse_down(offset=(0, 0))
-        await pilot.hover(offset=(23, 29))
-        await pilot.mouse_up(offset=(23, 29))
-        assert page.screen.get_selected_text() == f"{paragraph}\n{code}\n{paragraph}"
+        await pilot.mouse_down(offset=(2, 0))
+        await pilot.hover(offset=(23, 39))
+        await pilot.mouse_up(offset=(23, 39))
+        selected = page.screen.get_selected_text()
+        assert selected == f"{paragraph}\n\n• {paragraph}\n{code}\n{paragraph}"
 
 
-async def test_a_long_open_block_redraws_only_its_end() -> None:
-    streamed = StreamedMarkdown()
-    lines = [f"line {i}\n" for i in range(200)]
-    async with Page(streamed).run_test():
-        await streamed.feed("```\n")
-        for line in lines:
-            await streamed.feed(line)
-        pieces = list(streamed.query(".open-block").results(Static))
-        assert all(str(piece.content).count("\n") < 40 for piece in pieces)
-        assert "\n".join(str(piece.content) for piece in pieces) + "\n" == "".join(lines)
+# What a flush costs
+
+
+class Work:
+    """What flushes do: characters parsed, and paragraphs or lines put on screen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.parsed = self.put = 0
+        put, update = MarkdownBlock.put, Static.update
+
+        def counting_parts(text: str) -> list[Part]:
+            self.parsed += len(text)
+            return parts_of(text)
+
+        def counting_put(block: MarkdownBlock, paragraphs) -> None:  # type: ignore[no-untyped-def]
+            self.put += len(paragraphs)
+            put(block, paragraphs)
+
+        def counting_update(static: Static, content="", **more) -> None:  # type: ignore[no-untyped-def]
+            self.put += str(content).count("\n") + 1
+            update(static, content, **more)
+
+        monkeypatch.setattr(streamed_module, "parts_of", counting_parts)
+        monkeypatch.setattr(MarkdownBlock, "put", counting_put)
+        monkeypatch.setattr(Static, "update", counting_update)
+
+    async def most(self, text: str, size: int = 12) -> tuple[int, int, int]:
+        """The most of either in one of the last flushes of a text; how many widgets there are then."""
+        widget = StreamedMarkdown()
+        most = [0, 0]
+        async with Page(widget).run_test():
+            for at in range(0, len(text), size):
+                self.parsed = self.put = 0
+                await widget.feed(text[at : at + size])
+                if at > len(text) - 40 * size:
+                    most = [max(most[0], self.parsed), max(most[1], self.put)]
+            return most[0], most[1], len(widget.query("*"))
+
+
+LONG = {
+    "paragraphs": ("", "A line of text.\n\n"),
+    "a list": ("", "- an item\n"),
+    "a nested list": ("", "1. an item\n   - below\n"),
+    "code": ("```py\n", "    x = 1\n"),
+    "a table": ("| a | b |\n|---|---|\n", "| one | two |\n"),
+    "a quote": ("", "> a line of a quote\n"),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+async def test_the_work_of_a_flush_does_not_grow(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, line = LONG[kind]
+    parsed, put, widgets = await Work(monkeypatch).most(before + line * 400)
+    assert parsed <= 2_100
+    assert put <= 130
+    assert widgets <= 40
+
+
+async def test_the_count_sees_work_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed_module, "_PARSED", 10**9)
+    parsed, put, _ = await Work(monkeypatch).most("> a line of a quote\n" * 150)
+    assert parsed > 2_100
+    assert put <= 130  # it is one paragraph

@@ -17,6 +17,7 @@ import pytest
 
 from ferrum_mlx import build
 from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.cli import linear
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
@@ -29,6 +30,7 @@ from .chat_engine import ANSWER, BLOCK, build_chat
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "smollm2_golden.json"
 PARAMS = SamplingParams(max_tokens=100)
+SAMPLING = SamplingChoice({"max_tokens": 100}, suggest=False)
 OPENING = [
     {"role": "system", "content": "be kind to whoever asks"},
     {"role": "user", "content": "hello there"},
@@ -169,7 +171,7 @@ def test_the_plain_chat_finds_its_turns_again(
     monkeypatch.setattr(build, "build_engine", build_chat)
     monkeypatch.setattr(EngineClient, "in_process", EngineClient.in_thread)
     monkeypatch.setattr(sys, "stdin", StringIO("hello\nand then?\nwhy so?\n"))
-    assert linear.talk(EngineConfig(backend="fake"), PARAMS, "be kind to whoever asks") == 0
+    assert linear.talk(EngineConfig(backend="fake"), SAMPLING, "be kind to whoever asks") == 0
     said = re.findall(r"prompt (\d+) tokens, (\d+) cached", capsys.readouterr().err)
     prompts, cached = ([int(pair[i]) for pair in said] for i in range(2))
     assert cached == [0, *(blocks(prompt + ANSWER) for prompt in prompts[:2])]

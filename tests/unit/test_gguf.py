@@ -17,7 +17,7 @@ from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
 from ferrum_mlx.gguf import GGUFFile
 
-TYPES = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0")
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 HEAD = b"GGUF" + struct.pack("<I", 3)
 
 
@@ -53,21 +53,6 @@ def test_values_equal_the_gguf_packages(kind: str, tmp_path: Path, write_gguf: C
     for name, values in expected.items():
         assert file.tensors[name].shape == values.shape
         np.testing.assert_array_equal(file.read(name), values, strict=True)
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
-def test_codes_scales_and_biases_give_the_values(
-    kind: str, tmp_path: Path, write_gguf: Callable[..., Any]
-) -> None:
-    write_gguf(tmp_path / "m.gguf", kind)
-    file = GGUFFile(tmp_path / "m.gguf")
-    name = "blk.0.ffn_up.weight"
-    parts = file.read_quantized(name)
-    scales, biases = (
-        np.repeat(part.astype(np.float32), 32, axis=-1) for part in (parts.scales, parts.biases)
-    )
-    assert parts.codes.max() < 2**parts.bits
-    np.testing.assert_array_equal(parts.codes.astype(np.float32) * scales + biases, file.read(name))
 
 
 def test_the_default_models_header(smollm2: ResolvedModel) -> None:
@@ -143,14 +128,14 @@ def test_a_header_longer_than_any_real_one_is_refused(tmp_path: Path) -> None:
         GGUFFile(path)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_0", "IQ4_NL", "BF16"])
-def test_other_quantizations_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["I8", "Q8_K", "F64", "200"])
+def test_other_types_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     import gguf
 
-    number = gguf.GGMLQuantizationType[kind].value
+    number = int(kind) if kind.isdigit() else gguf.GGMLQuantizationType[kind].value
     path = tmp_path / "m.gguf"
     path.write_bytes(HEAD + struct.pack("<QQ", 1, 0) + text(b"t") + struct.pack("<IQIQ", 1, 256, number, 0))
-    with pytest.raises(UnsupportedModelError, match=rf"{kind}.*F32, F16, Q4_0, Q4_1, Q8_0"):
+    with pytest.raises(UnsupportedModelError, match=rf"{kind}.*F32, F16, BF16.*Q4_K"):
         GGUFFile(path)
 
 

@@ -36,12 +36,14 @@ LAYERS = (
         "plain",
         "nearties",
         "threads",
+        "memory",
     ),
     (
         *("kv", "scheduler", "speculative", "launched", "tokenizer", "detokenizer", "output", "intake"),
         *("chat_template", "template_process", "template_child", "thinking", "tokenizer_folder"),
-        *("catalog", "checkpoint", "hub", "hub_fetch", "hub_repo", "hub_wheel", "files"),
-        *("gguf", "gguf_llama", "gguf_tokenizer"),
+        *("card_schema", "catalog", "checkpoint", "fit", "hub", "hub_fetch", "hub_repo", "hub_wheel"),
+        *("files", "gguf", "gguf_quants"),
+        *("gguf_values", "gguf_rope", "gguf_families", "gguf_config", "gguf_weights", "gguf_tokenizer"),
     ),
     ("engine",),
     ("verify",),
@@ -56,7 +58,10 @@ LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 TUI = len(LAYERS)
 # A backend takes plain data, the contract and the pool; its loader, the files found and their reader; the
 # fake's text codec, the detokenizer and the thinking tags.
-BACKEND_MAY = {*LAYERS[0], "kv", "catalog", "checkpoint", "gguf", "gguf_llama", "detokenizer", "thinking"}
+BACKEND_MAY = {
+    *LAYERS[0],
+    *("kv", "catalog", "checkpoint", "fit", "gguf_quants", "gguf_weights", "detokenizer", "thinking"),
+}
 # Upward imports that are the design, never when the module is loaded: (importer, what it imports).
 # A benchmark hands a peer the very weights that a backend loads.
 LAZY_UP = {("build", "backends"), ("bench", "backends"), ("cli", "ferrum_tui"), ("transport", "build")}

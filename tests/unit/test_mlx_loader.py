@@ -17,7 +17,7 @@ from ferrum_mlx.backends.mlx.loader import load_model
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError
 from ferrum_mlx.gguf import GGUFFile
-from ferrum_mlx.gguf_llama import hf_config
+from ferrum_mlx.gguf_config import hf_config
 
 Write = Callable[..., dict[str, np.ndarray]]
 HF_NAMES = {

@@ -6,6 +6,7 @@ import io
 import json
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, UsageError
@@ -67,6 +69,38 @@ def test_pre_tokenizers_equal_llama_cpps(pre: str, gguf: GGUFFile) -> None:
     # Qwen2's own tokenizer composes characters first (NFC), llama.cpp does not
     assert differing == ({"e\u0301 combining café"} if pre == "qwen2" else set())
     assert any(GOLDEN["ids"][pre][i] != ids for i, ids in enumerate(GOLDEN["ids"]["smollm"]))
+
+
+SPLITS = json.loads((Path(__file__).parent / "data/llama_cpp_splits.json").read_text(encoding="utf-8"))
+COMPOSED = {"e\u0301 combining café", "é combining e\u0301 n\u0303o"}
+CASED = {"e\u0301 combining café", "हिन्दी में", "ÀÉîöÜber ÜBER straße ΑΒΓαβγ"}
+# the models' own tokenizers compose characters, count marks as of words and know the case of all letters
+DIFFERING = {"qwen2": COMPOSED, "tekken": CASED, "gpt-4o": CASED}
+
+
+@pytest.mark.parametrize("pre", SPLITS["ids"])
+def test_every_split_is_llama_cpps(pre: str, gguf: GGUFFile) -> None:
+    texts = GOLDEN["texts"] + SPLITS["more_texts"]
+    alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pairs: dict[str, str] = {}
+    for text in texts:
+        for piece, _ in alphabet.pre_tokenize_str(text):
+            pairs |= {left + right: f"{left} {right}" for left, right in pairwise(piece)}
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*special, *sorted(alphabet.alphabet()), *pairs]
+    tokenizer = changed(
+        gguf,
+        ggml__pre=pre,
+        ggml__tokens=tokens,
+        ggml__merges=list(pairs.values()),
+        ggml__token_type=[3] * 4 + [1] * (len(tokens) - 4),
+    )
+    differing = {
+        text
+        for text, ids in zip(texts, SPLITS["ids"][pre], strict=True)
+        if tokenizer.encode(text, add_special_tokens=False) != ids
+    }
+    assert differing == DIFFERING.get(pre, set())
 
 
 def test_llama3_takes_a_whole_word_though_no_merges_lead_to_it(gguf: GGUFFile) -> None:
@@ -171,7 +205,7 @@ def test_added_tokens_that_are_not_special_are_shown(gguf: GGUFFile) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"ggml__pre": "tekken"}, "'tekken'.*smollm"),
+        ({"ggml__pre": "bloom"}, "'bloom'.*smollm"),
         ({"ggml__model": "t5"}, "'t5'"),
     ],
 )
@@ -254,6 +288,49 @@ def test_sentencepiece_models_equal_sentencepiece(
         noise = [rng.randrange(spm.get_piece_size()) for _ in range(rng.randrange(12))]
         for sequence in (ids, noise, [rng.randrange(3, 259) for _ in range(rng.randrange(8))]):
             assert streamed(tokenizer, sequence) == tokenizer.decode(sequence)
+
+
+PHI3_TOKENS = {  # token -> its kind in tokenizer.ggml.token_type
+    **dict.fromkeys(["<unk>"], 2),
+    **dict.fromkeys(["<s>", "</s>"], 3),
+    **{f"<0x{byte:02X}>": 6 for byte in range(256)},
+    **dict.fromkeys(["▁", *"abcdefgh", "▁a", "▁b", "ab", "▁ab", "▁▁"], 1),
+    **dict.fromkeys(["<|endoftext|>", "<|assistant|>", "<|user|>", "<|end|>"], 3),
+    "<tag>": 4,
+}
+# text -> llama.cpp's ids in a model called Phi-3, and in another; of xllamacpp 2026.10.11549
+BLANKS_BEHIND = {
+    "<|user|>\nab a<|end|>\n<|assistant|>\n": (
+        [275, 271, 268, 276, 274],
+        [275, 259, 13, 270, 268, 276, 259, 13, 274, 259, 13],
+    ),
+    "<|user|> \n\t ab<|end|> <|user|>": ([275, 271, 276, 275], [275, 272, 13, 12, 271, 276, 272, 275]),
+    "<tag>  ab<tag>ab": ([277, 271, 277, 271], [277, 272, 271, 277, 271]),
+    "b ab</s>  ab": ([269, 271, 2, 271], [269, 271, 2, 272, 271]),
+    "<|endoftext|>\n ab": ([273, 259, 13, 271], [273, 259, 13, 271]),
+    "<unk> a": ([0, 259, 268], [0, 259, 268]),
+}
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+def test_phi3s_added_tokens_take_the_blanks_behind_them(
+    architecture: str, tmp_path: Path, write_gguf: Callable[..., Any]
+) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    gguf = GGUFFile(tmp_path / "m.gguf")
+    gguf.tensors.clear()  # the tiny model has fewer embeddings
+    gguf.metadata |= {
+        "general.architecture": architecture,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(PHI3_TOKENS),
+        "tokenizer.ggml.scores": np.array([-100.0] * 268 + [-1.0, -2.0, -3.0, -4.0, -5.0] + [-1000.0] * 5),
+        "tokenizer.ggml.token_type": np.array(list(PHI3_TOKENS.values())),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = Tokenizer(build_tokenizer(gguf))
+    found = {text: tokenizer.encode(text, add_special_tokens=False) for text in BLANKS_BEHIND}
+    assert found == {text: ids[architecture != "phi3"] for text, ids in BLANKS_BEHIND.items()}
 
 
 @pytest.fixture

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ferrum_mlx import hub
-from ferrum_mlx.catalog import Card, PypiSource
+from ferrum_mlx.catalog import Card, choose
+from ferrum_mlx.fit import TIGHT, fit_of
 
 from .finder import Cell, size
 
-_TIGHT = 0.85  # of the memory there is; above it, what else runs decides
 _DIM = "$foreground 55%"
 
 
 class Fit(Protocol):
-    needed_bytes: int
-    available_bytes: int
-    fits: bool
+    @property
+    def needed_bytes(self) -> int: ...
+    @property
+    def available_bytes(self) -> int: ...
+    @property
+    def fits(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class Entry:
     @property
     def tight(self) -> bool:
         fit = self.fit
-        return fit is not None and fit.fits and fit.needed_bytes > _TIGHT * fit.available_bytes
+        return fit is not None and fit.fits and fit.needed_bytes > TIGHT * fit.available_bytes
 
 
 FitOf = Callable[[hub.ModelStatus], Fit | None]
@@ -85,13 +88,13 @@ def suggestions(most: int = 5, fit: FitOf | None = None) -> list[Entry]:
 
 
 def memory_fit(status: hub.ModelStatus) -> Fit | None:
-    """Not known: shown as "?"."""
-    return None
+    """For one sequence of the default context, on the backend that this machine would choose."""
+    return fit_of(status)
 
 
 def _to_download(card: Card | None) -> int | None:
-    first = card.sources[0] if card else None
-    return first.size if isinstance(first, PypiSource) else None
+    choice = choose(card.alias) if card else None
+    return choice.sources[0].size if choice else None
 
 
 def size_cell(entry: Entry) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,10 @@ from ferrum_mlx.backends.mlx.layers import inspect_layers
 from ferrum_mlx.backends.mlx.loader import load_model
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.fit import check_weights
 from ferrum_mlx.model_info import ModelInfo
+
+_NO_WINDOW = {"gemma2", "mistral", "phi3"}  # model types whose classes in mlx-lm attend to everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,17 @@ class Loaded:
 
 def load(resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str], None]) -> Loaded:
     device = devices.select(config.device)
+    check_weights(resolved, "mlx-cpu" if device.host else "metal", devices.free_memory(device))
     notes: list[str] = []
     model, model_config = load_model(resolved, quantized=not device.host)
-    quantization = _quantization(model_config)
+    quantization = quantization_of(model)
+    if note := _window_note(model_config):
+        notes.append(note)
+    if not device.host and (unpacked := model_config.get("unpacked")):
+        size = sum(unpacked.values())
+        notes.append(
+            f"the file's {', '.join(sorted(unpacked))} weights are in float32 here: {size / 1e9:.2f} GB"
+        )
     if device.host and (note := devices.to_float32(model)):
         notes.append(note)
     if config.numerics == "exact" and not device.host:
@@ -116,12 +128,33 @@ def model_info(
     )
 
 
-def _quantization(config: dict[str, Any]) -> str:
-    quantization = config.get("quantization")
-    return f"{quantization['bits']}-bit, groups of {quantization['group_size']}" if quantization else "none"
+def quantization_of(model: nn.Module) -> str:
+    """How the layers of a model are packed, in words; "none" if none is."""
+    kinds: Counter[str] = Counter()
+    for module in model.modules():
+        if hasattr(module, "bits"):
+            kind = "" if module.mode == "affine" else f" {module.mode}"
+            kinds[f"{module.bits}-bit{kind}, groups of {module.group_size}"] += 1
+        elif type(module) in (nn.Linear, nn.Embedding):
+            kinds["unpacked"] += 1
+    if set(kinds) <= {"unpacked"}:
+        return "none"
+    return " and ".join(f"{kind} ({count} layers)" for kind, count in kinds.most_common())
+
+
+def _window_note(config: dict[str, Any]) -> str | None:
+    """What a user must know of classes that attend to everything, whatever the config says."""
+    kind, text = config["model_type"], config.get("text_config") or config
+    window, length = text.get("sliding_window"), text.get("max_position_embeddings")
+    if kind not in _NO_WINDOW or not window or not length or window >= length:
+        return None
+    return (
+        f"mlx-lm's {kind} has no sliding window: past {window:,} tokens of context its answers part from the "
+        "model's own; --backend torch has it"
+    )
 
 
 def facts(wanted_device: str = "") -> dict[str, str]:
     """For `doctor`."""
     device = devices.select(wanted_device)
-    return {"device": device.name, "matmul": device.route}
+    return {"device": device.name, "matmul": device.route, **device.fast_paths}

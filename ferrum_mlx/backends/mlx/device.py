@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
-import psutil
 from mlx.utils import tree_flatten
 
+from ferrum_mlx import memory
 from ferrum_mlx.errors import BackendUnavailableError
 
 
@@ -29,6 +29,16 @@ class Device:
         if platform.system() == "Darwin":
             return "CPU: numpy's BLAS (asked for by --device cpu)"
         return "CPU: numpy's OpenBLAS; the reference BLAS in MLX's wheel for Linux is some 30 times slower"
+
+    @property
+    def fast_paths(self) -> dict[str, str]:
+        """Which there are here, and why the others are off."""
+        if not self.host:
+            return {"fast_paths": "Metal's kernels, compiled graphs", "fast_paths_off": "none"}
+        return {
+            "fast_paths": "linear layers and attention through numpy's BLAS, in float32",
+            "fast_paths_off": "Metal's kernels (no GPU is used), compiled graphs (they need a C++ compiler)",
+        }
 
 
 # Prompt tokens of a step in which anything decodes, such that the step takes at most some four times as
@@ -62,7 +72,7 @@ def select(wanted: str) -> Device:
 def free_memory(device: Device) -> int:
     """Bytes that can be taken without swapping."""
     mx.clear_cache()  # what loading left
-    available: int = psutil.virtual_memory().available
+    available = memory.available()
     if device.host:
         return available
     return min(available, int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory())
@@ -70,8 +80,9 @@ def free_memory(device: Device) -> int:
 
 def memory_limit(*, host: bool) -> int:
     """Bytes that this machine can give without swapping, if nothing else ran."""
-    total: int = psutil.virtual_memory().total
-    return total if host else min(total, int(mx.device_info()["max_recommended_working_set_size"]))
+    total = memory.total()
+    metal = None if host else mx.device_info().get("max_recommended_working_set_size")  # none of a CPU
+    return total if metal is None else min(total, int(metal))
 
 
 def to_float32(model: nn.Module) -> str | None:
@@ -82,7 +93,7 @@ def to_float32(model: nn.Module) -> str | None:
     from mlx_lm.utils import dequantize_model
 
     parameters = num_parameters(model)
-    available = psutil.virtual_memory().available
+    available = memory.available()
     if 4 * parameters > available * 0.8:
         return (
             f"the weights stay as they are: in float32 they need {4 * parameters / 1e9:.1f} GB of "

@@ -1,7 +1,8 @@
-"""Models into mlx-lm's own classes: safetensors folders, and Llama-family GGUFs from their tensors."""
+"""Models into mlx-lm's own classes: safetensors folders, and GGUFs from their tensors."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,21 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
-from numpy.typing import NDArray
 
 from ferrum_mlx import checkpoint
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line
-from ferrum_mlx.gguf import BLOCK, GGUFFile
-from ferrum_mlx.gguf_llama import hf_config, row_order, tensors_by_weight
+from ferrum_mlx.gguf_quants import GROUP, QuantizedTensor
+from ferrum_mlx.gguf_weights import GGUFWeights
 
 
 def load_model(resolved: ResolvedModel, *, quantized: bool = False) -> tuple[Module, dict[str, Any]]:
-    """The model and its config.json as a dict.
+    """The model and its config.json as a dict; of a GGUF with "unpacked": bytes in float32 by ggml's types.
 
     Args:
-        quantized: of a GGUF only: True keeps its 4- and 8-bit tensors packed, False unpacks them. Either way
-            the values are exact and all else is float32. A safetensors folder is loaded as its config says.
+        quantized: of a GGUF only: True keeps Q4_0, Q4_1, Q8_0 and Q4_K tensors packed, False unpacks them.
+            Either way the values are exact and all else is float32. A safetensors folder is loaded as
+            its config says.
 
     Raises:
         ModelFileError: files missing, truncated or not fitting the config.
@@ -46,6 +47,12 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
             raise UnsupportedModelError(
                 f"{folder} brings its own model code, which is never run", next_step="choose another model"
             ) from error
+        if _is_gptq(folder):
+            raise UnsupportedModelError(
+                f"{folder} is packed by GPTQ in a form that mlx-lm cannot read",
+                "allowed on MLX: packed for MLX or by AWQ, or float32, float16 or bfloat16 weights",
+                "take the model it was made of, or a GGUF of it",
+            ) from error
         if "not supported" in reason or "custom module" in reason:
             raise UnsupportedModelError(f"{folder}: {reason}", "see mlx-lm's list of model types") from error
         raise ModelFileError(
@@ -53,30 +60,39 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
         ) from error
 
 
-def _load_gguf(path: Path, quantized: bool) -> tuple[Module, dict[str, Any]]:
-    from mlx_lm.models.llama import Model, ModelArgs
+def _is_gptq(folder: Path) -> bool:
+    said = checkpoint.read_json(folder / "config.json").get("quantization_config")
+    return isinstance(said, dict) and said.get("quant_method") == "gptq"
 
-    gguf = GGUFFile(path)
-    config = hf_config(gguf)
-    checkpoint.check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, path)
-    model = Model(ModelArgs.from_dict(config))
+
+def _load_gguf(path: Path, quantized: bool) -> tuple[Module, dict[str, Any]]:
+    gguf = GGUFWeights(path)
+    config = gguf.config
+    classes = import_module(f"mlx_lm.models.{config['model_type']}")
+    model = classes.Model(classes.ModelArgs.from_dict(config))
     weights: dict[str, mx.array] = {}
     bits_of: dict[str, int] = {}
-    for weight, tensor in tensors_by_weight(gguf, config).items():
-        layer = weight.removesuffix(".weight")
-        rows = row_order(tensor, config)
-        if quantized and gguf.tensors[tensor].type.startswith("Q"):
-            bits_of[layer], arrays = _packed(gguf, tensor, rows)
-            weights |= {f"{layer}.{part}": array for part, array in arrays.items()}
+    unpacked: dict[str, int] = {}
+    for weight in gguf.names:
+        stored = gguf.read_quantized(weight) if quantized else None
+        if stored is None:
+            weights[weight] = mx.array(gguf.read(weight))
+            kind = gguf.type_of(weight)
+            unpacked[kind] = unpacked.get(kind, 0) + weights[weight].nbytes
         else:
-            weights[weight] = mx.array(_reordered(gguf.read(tensor), rows, tensor))
+            layer = weight.removesuffix(".weight")
+            bits_of[layer] = stored.bits
+            weights |= {f"{layer}.{part}": array for part, array in affine(stored).items()}
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    config["unpacked"] = {kind: nbytes for kind, nbytes in unpacked.items() if kind != "F32"}
     if bits_of:
-        config["quantization"] = {"group_size": BLOCK, "bits": min(bits_of.values())}
+        config["quantization"] = {"group_size": GROUP, "bits": min(bits_of.values())}
         quantize(
             model,
-            group_size=BLOCK,
+            group_size=GROUP,
             class_predicate=lambda layer, _: (
-                {"group_size": BLOCK, "bits": bits_of[layer]} if layer in bits_of else False
+                {"group_size": GROUP, "bits": bits_of[layer]} if layer in bits_of else False
             ),
         )
     try:
@@ -86,22 +102,13 @@ def _load_gguf(path: Path, quantized: bool) -> tuple[Module, dict[str, Any]]:
     return model, config
 
 
-def _packed(gguf: GGUFFile, tensor: str, rows: NDArray[np.intp] | None) -> tuple[int, dict[str, mx.array]]:
-    """Bits, and weight, scales and biases as mlx's affine mode has them: codes packed low bits first."""
-    quantized = gguf.read_quantized(tensor)
-    codes = _reordered(quantized.codes, rows, tensor)
-    if quantized.bits == 4:
+def affine(stored: QuantizedTensor) -> dict[str, mx.array]:
+    """Weight, scales and biases as mlx's affine mode has them: codes packed low bits first."""
+    codes = stored.codes
+    if stored.bits == 4:
         codes = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
-    scales, biases = (
-        _reordered(part, rows, tensor).astype(np.float32) for part in (quantized.scales, quantized.biases)
-    )
-    arrays = {"weight": np.ascontiguousarray(codes).view("<u4"), "scales": scales, "biases": biases}
-    return quantized.bits, {part: mx.array(array) for part, array in arrays.items()}
-
-
-def _reordered(values: NDArray[Any], rows: NDArray[np.intp] | None, tensor: str) -> NDArray[Any]:
-    if rows is None:
-        return values
-    if len(rows) != len(values):
-        raise ModelFileError(f"tensor {tensor!r} has {len(values)} rows, the metadata asks for {len(rows)}")
-    return values[rows]
+    return {
+        "weight": mx.array(np.ascontiguousarray(codes).view("<u4")),
+        "scales": mx.array(stored.scales.astype(np.float32)),
+        "biases": mx.array(stored.biases),
+    }

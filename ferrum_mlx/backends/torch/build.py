@@ -15,6 +15,7 @@ from ferrum_mlx.backends.torch.layers import inspect_layers
 from ferrum_mlx.backends.torch.loader import load_model, stored_codes
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.fit import Route, check_weights
 from ferrum_mlx.model_info import ModelInfo
 
 PACKED = "--numerics fast packs them: int4 where the file has 4 bits, else int8; exact keeps float32"
@@ -76,6 +77,8 @@ def load(
     """`packed`: on a CPU, with fast numerics, Linear layers are packed (weights.py)."""
     device = devices.select(config.device)
     packed = packed and device.host and config.numerics == "fast"
+    route: Route = "packed" if packed else "float32" if device.host else "gpu"
+    check_weights(resolved, route, devices.free_memory(device))
     narrate("reading the weights")
     model, notes = load_model(resolved, device, as_stored=packed)
     info = model_info(resolved, model, device.name)
@@ -136,4 +139,4 @@ def facts(wanted_device: str = "") -> dict[str, str]:
     """For `doctor`."""
     device = devices.select(wanted_device)
     weights = {"weights": f"{PACKED}; the default model: {MEASURED}"} if device.host else {}
-    return {"device": device.name, "matmul": device.route, **weights}
+    return {"device": device.name, "matmul": device.route, **device.fast_paths, **weights}

@@ -6,12 +6,13 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
+from ferrum_mlx import memory
 from ferrum_mlx.errors import BackendUnavailableError
 
 
@@ -35,6 +36,17 @@ class Device:
             return f"{kind}: torch's own kernels"
         blas = "MKL" if torch.backends.mkl.is_available() else "its own BLAS"
         return f"{kind}: torch with {blas}, {torch.get_num_threads()} threads"
+
+    @property
+    def fast_paths(self) -> dict[str, str]:
+        """Which there are here, and why the others are off; each model's load checks those again."""
+        kernel, steps = "a Triton kernel for paged attention", "captured decode steps"
+        if self.place.type == "cuda" and find_spec("triton"):
+            return {"fast_paths": f"{kernel}, {steps}", "fast_paths_off": "none"}
+        if self.place.type == "cuda":
+            return {"fast_paths": steps, "fast_paths_off": f"{kernel} (the package triton is not installed)"}
+        on = "packed weights and replayed decode steps, with --numerics fast" if self.host else "none"
+        return {"fast_paths": on, "fast_paths_off": f"{kernel}, {steps} (both need CUDA)"}
 
 
 # Prompt tokens of a step in which anything decodes: see the MLX backend's table, whose reasoning is the
@@ -64,7 +76,7 @@ def select(wanted: str) -> Device:
 
 def free_memory(device: Device) -> int:
     """Bytes that can be taken without swapping."""
-    available: int = psutil.virtual_memory().available
+    available = memory.available()
     if device.place.type == "cuda":
         torch.cuda.empty_cache()  # what loading left
         free, _ = torch.cuda.mem_get_info(device.place)
@@ -79,7 +91,7 @@ def memory_limit(device: torch.device) -> int:
     """Bytes that this machine can give without swapping, if nothing else ran."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    total: int = psutil.virtual_memory().total
+    total = memory.total()
     return min(total, torch.mps.recommended_max_memory()) if device.type == "mps" else total
 
 
@@ -88,7 +100,7 @@ def weights_dtype(device: Device, stored: torch.dtype, parameters: int) -> tuple
 
     A CPU without bf16 units prefills three to five times faster in float32.
     """
-    available = psutil.virtual_memory().available
+    available = memory.available()
     if device.host and stored != torch.float32 and 4 * parameters > available * 0.8:
         return stored, (
             f"the weights stay {dtype_name(stored)}: in float32 they need {4 * parameters / 1e9:.1f} GB of "

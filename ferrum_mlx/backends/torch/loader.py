@@ -1,21 +1,17 @@
-"""Models into transformers' own classes: safetensors folders, and Llama-family GGUFs from their tensors."""
+"""Models into transformers' own classes: safetensors folders, and GGUFs from their tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -26,8 +22,8 @@ from ferrum_mlx.backends.torch import device as devices
 from ferrum_mlx.backends.torch.device import Device
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
-from ferrum_mlx.gguf import GGUFFile, QuantizedTensor
-from ferrum_mlx.gguf_llama import hf_config, row_order, tensors_by_weight
+from ferrum_mlx.gguf_quants import QuantizedTensor
+from ferrum_mlx.gguf_weights import GGUFWeights
 
 logging.disable_progress_bar()  # ours narrates, and stdout is data
 logging.set_verbosity_error()  # what matters of it is checked here
@@ -94,7 +90,7 @@ def _check_not_packed(folder: Path, config: PreTrainedConfig) -> None:
     if getattr(config, "quantization", None):
         raise UnsupportedModelError(
             f"{folder} is packed for MLX, which torch cannot read",
-            "allowed on torch: float32, float16 or bfloat16 weights, and Llama-family GGUFs",
+            "allowed on torch: float32, float16 or bfloat16 weights, and GGUFs",
             "take the model it was made of, or --backend mlx",
         )
 
@@ -134,46 +130,19 @@ def stored_codes(resolved: ResolvedModel) -> Callable[[str], QuantizedTensor | N
     """The file's own codes of a weight, in the model's order, by the weight's name; None if it has none."""
     if resolved.format != "gguf":
         return lambda name: None
-    gguf = GGUFFile(resolved.path)
-    config = hf_config(gguf)
-    names = tensors_by_weight(gguf, config)
-
-    def read(name: str) -> QuantizedTensor | None:
-        tensor = names.get(name)
-        if tensor is None or not gguf.tensors[tensor].type.startswith("Q"):
-            return None
-        codes = gguf.read_quantized(tensor)
-        order = row_order(tensor, config)
-        if order is None:
-            return codes
-        return replace(
-            codes, codes=codes.codes[order], scales=codes.scales[order], biases=codes.biases[order]
-        )
-
-    return read
+    gguf = GGUFWeights(resolved.path)
+    names = set(gguf.names)
+    return lambda name: gguf.read_quantized(name) if name in names else None
 
 
 def _load_gguf(path: Path, device: Device) -> PreTrainedModel:
     """Unpacked exactly; a GPU then rounds to its dtype."""
-    gguf = GGUFFile(path)
-    config = hf_config(gguf)
-    shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
-    checkpoint.check_sizes(config, shapes, path)
-    _check_scale(LlamaConfig(**config), shapes, path)
-    weights = {
-        weight: torch.from_numpy(_reordered(gguf.read(tensor), row_order(tensor, config), tensor))
-        for weight, tensor in tensors_by_weight(gguf, config).items()
-    }
-    model, found = _with_report(
-        LlamaForCausalLM, None, config=LlamaConfig(**config), state_dict=weights, dtype=device.dtype
-    )
+    gguf = GGUFWeights(path)
+    settings = dict(gguf.config)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    _check_scale(config, gguf.shapes, path)
+    weights = {weight: torch.from_numpy(gguf.read(weight)) for weight in gguf.names}
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, found = _with_report(model_class, None, config=config, state_dict=weights, dtype=device.dtype)
     _check_complete(path, found)
     return model
-
-
-def _reordered(values: NDArray[Any], rows: NDArray[np.intp] | None, tensor: str) -> NDArray[Any]:
-    if rows is None:
-        return values
-    if len(rows) != len(values):
-        raise ModelFileError(f"tensor {tensor!r} has {len(values)} rows, the metadata asks for {len(rows)}")
-    return values[rows]

@@ -23,7 +23,7 @@ from ferrum_mlx.backends.torch.device import give_back
 from ferrum_mlx.backends.torch.products import linear
 
 if TYPE_CHECKING:
-    from ferrum_mlx.gguf import QuantizedTensor
+    from ferrum_mlx.gguf_quants import QuantizedTensor
 
 GROUP = 32  # weights that share a scale in 4 bits
 STRIDE = 16  # weights that torch's products take at once

@@ -22,8 +22,9 @@ from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import BackendUnavailableError, ModelFileError, UnsupportedModelError
 from ferrum_mlx.gguf import GGUFFile
-from ferrum_mlx.gguf_llama import hf_config
+from ferrum_mlx.gguf_config import hf_config
 
+from .. import tiny_models as tiny
 from ..test_mlx_loader import checkpoint, save_folder
 
 Write = Callable[..., dict[str, np.ndarray]]
@@ -157,11 +158,52 @@ def test_unknown_models_and_their_code_are_refused(change: dict[str, Any], folde
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_packed_for_mlx_is_refused(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    packed = {**config, "quantization": {"group_size": 64, "bits": 4}}
-    (folder / "config.json").write_text(json.dumps(packed))
-    with pytest.raises(UnsupportedModelError, match="packed for MLX"):
+@pytest.mark.parametrize("mode", ["affine", "mxfp4"])
+def test_a_folder_packed_for_mlx_is_refused(mode: str, folder: Path, tmp_path: Path) -> None:
+    import mlx.core as mx
+    from mlx_lm.utils import load_model as load_mlx_lm
+    from mlx_lm.utils import quantize_model, save_config, save_model
+
+    mx.set_default_device(mx.cpu)
+    model, config = quantize_model(*load_mlx_lm(folder), bits=4, group_size=32, mode=mode)
+    save_model(tmp_path / "packed", model)
+    save_config(config, tmp_path / "packed" / "config.json")
+    with pytest.raises(UnsupportedModelError, match=r"packed for MLX.*--backend mlx"):
+        load(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("name", ["llama/llama3", "gemma3"])
+def test_tied_embeddings_with_the_output_matrix_in_the_file(name: str, tmp_path: Path) -> None:
+    config = tiny.CONFIGS[name]
+    assert config["tie_word_embeddings"]
+    arrays = tiny.weights(name, config)
+    left_out = load(tiny.write_folder(tmp_path / "left-out", config, arrays))
+    twice = {**arrays, "lm_head.weight": arrays["model.embed_tokens.weight"]}
+    kept = load(tiny.write_folder(tmp_path / "kept", config, twice))
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.inference_mode():
+        np.testing.assert_array_equal(kept(ids).logits, left_out(ids).logits)
+    assert kept.lm_head.weight.data_ptr() == kept.model.embed_tokens.weight.data_ptr()
+
+
+def test_shards_and_an_index(folder: Path, tmp_path: Path) -> None:
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.inference_mode():
+        whole = load(folder)(ids).logits
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {}
+    for number in range(3):
+        file = f"model-{number + 1:05}-of-00003.safetensors"
+        part = {name: arrays[name] for name in sorted(arrays)[number::3]}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, file)
+    content = {"metadata": {}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    with torch.inference_mode():
+        np.testing.assert_array_equal(load(folder)(ids).logits, whole)
+    (folder / "model-00003-of-00003.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"names 'model-00003-of-00003\.safetensors', which is not"):
         load(folder)
 
 

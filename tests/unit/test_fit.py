@@ -1,0 +1,194 @@
+"""What fits: memory for weights by route, KV by card, the refusal before weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ferrum_mlx import fit, memory
+from ferrum_mlx.catalog import Card, HubSource, KVShape, ResolvedModel, cards
+from ferrum_mlx.errors import UsageError
+from ferrum_mlx.gguf import GGUFFile
+from ferrum_mlx.hub import ModelStatus
+
+CARD = Card(
+    alias="tiny",
+    title="Tiny",
+    licence="MIT",
+    family="llama",
+    context=8192,
+    sources=(
+        HubSource(repo="tiny/model"),
+        HubSource(repo="tiny/q", variant="gguf", file="q.gguf", size=610_000_000),
+    ),
+    parameters=1_000_000_000,
+    kv=(KVShape(layers=10, heads=4, head_dim=64),),
+)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """on(route, free): a machine that keeps weights so, with that many bytes free."""
+
+    def machine(route: fit.Route, free: int) -> None:
+        monkeypatch.setattr("ferrum_mlx.catalog.cards", lambda: {"tiny": CARD})
+        monkeypatch.setattr(fit, "route_here", lambda backend="": route)
+        monkeypatch.setattr(memory, "available", lambda: free)
+        monkeypatch.setattr(memory, "metal_limit", lambda: None)
+        monkeypatch.setattr(memory, "cuda_free", lambda: None)
+
+    return machine
+
+
+@pytest.mark.parametrize(("route", "weights"), [("metal", 2e9), ("packed", 2e9), ("mlx-cpu", 4e9)])
+def test_a_card_takes_weights_kv_and_a_workspace(route: fit.Route, weights: float, on: Any) -> None:
+    kv = 2 * 10 * 4 * 64 * 1000 * fit.KV_BYTES[route]
+    exactly = int(weights) + kv + fit.WORKSPACE
+    free = max(exactly, 5_000_000_000 if route == "mlx-cpu" else 0)
+    on(route, free)
+    found = fit.fit_of(CARD, 1000)
+    assert found is not None
+    assert (found.needed_bytes, found.available_bytes, found.fits) == (exactly, free, True)
+    assert "KV of 1,000 tokens" in found.why
+    on(route, exactly - 1)
+    less = fit.fit_of(CARD, 1000)
+    assert less is not None
+    assert less.fits is (route == "mlx-cpu")  # there the weights stay as they are stored
+
+
+def test_more_context_takes_more(on: Any) -> None:
+    on("metal", 10**12)
+    short, long = fit.fit_of(CARD, 1000), fit.fit_of(CARD, 8000)
+    assert short
+    assert long
+    assert long.needed_bytes - short.needed_bytes == 2 * 10 * 4 * 64 * 7000 * 2
+
+
+def test_close_to_all_is_tight(on: Any) -> None:
+    needed = 2_000_000_000 + CARD.kv_bytes(4096) + fit.WORKSPACE
+    for free, tight in ((needed + 1, True), (2 * needed, False)):
+        on("metal", free)
+        found = fit.fit_of(CARD)
+        assert found
+        assert found.fits
+        assert found.tight is tight
+
+
+@pytest.mark.parametrize("without", ["parameters", "gpu", "card"])
+def test_what_cannot_be_told_is_none(without: str, on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on("gpu" if without == "gpu" else "packed", 10**12)
+    monkeypatch.setattr(fit.platform, "system", lambda: "Linux")
+    card = replace(CARD, parameters=None) if without == "parameters" else CARD
+    monkeypatch.setattr("ferrum_mlx.catalog.cards", lambda: {"tiny": card})
+    other = ModelStatus(name="o/m", card=None, path=None, size=None, revision="", source="")
+    assert fit.fit_of(other if without == "card" else card) is None
+
+
+def test_a_variant_that_is_named_is_the_one_that_is_judged(on: Any) -> None:
+    on("packed", 10**12)
+    status = ModelStatus(name="tiny:gguf", card=CARD, path=None, size=None, revision="", source="")
+    named, plain = fit.fit_of(status), fit.fit_of(replace(status, name="tiny"))
+    assert named
+    assert plain
+    assert named.needed_bytes - plain.needed_bytes == 2_000_000_000  # unpacked to float32, not 16 bits
+
+
+def test_ggufs_by_their_headers(tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
+    for kind, bits in (("F32", 32), ("Q8_0", 10), ("Q4_0", 6), ("Q5_0", 32)):
+        values = write_gguf(tmp_path / "m.gguf", kind)
+        weights = fit.weights_of(tmp_path / "m.gguf")
+        matrices = sum(array.size for array in values.values() if array.ndim > 1)
+        vectors = sum(array.size for array in values.values() if array.ndim == 1)
+        assert weights.values == matrices + vectors
+        assert weights.nbytes == sum(each.nbytes for each in GGUFFile(tmp_path / "m.gguf").tensors.values())
+        assert weights.on_metal == matrices * bits // 8 + 4 * vectors
+        assert weights.kept("packed", 0) == weights.kept("mlx-cpu", 0) == 4 * weights.values
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_bytes_on_metal_are_those_of_the_codes(kind: str, tmp_path: Path, write_gguf: Any) -> None:
+    write_gguf(tmp_path / "m.gguf", kind)
+    file = GGUFFile(tmp_path / "m.gguf")
+    name = "blk.0.attn_q.weight"
+    stored = file.read_quantized(name)
+    assert stored is not None
+    groups = stored.scales.size
+    assert (
+        stored.codes.size * stored.bits // 8 + 8 * groups == stored.codes.size * fit._AFFINE_BITS[kind] // 8
+    )
+
+
+def folder(path: Path, config: dict[str, Any], **tensors: np.ndarray) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def test_folders_by_their_headers(tmp_path: Path) -> None:
+    whole = folder(tmp_path / "a", {}, w=np.zeros((8, 4), np.float16), v=np.zeros(3, np.float16))
+    weights = fit.weights_of(whole)
+    assert weights.values == 35
+    assert weights.nbytes == (whole / "model.safetensors").stat().st_size
+    assert weights.kept("gpu", 0) == 70
+    assert weights.kept("float32", 10**9) == 140
+    assert weights.kept("float32", 100) == weights.nbytes  # as the loaders do
+    packed = folder(tmp_path / "b", {"quantization": {"bits": 4}}, w=np.zeros((1000, 1000), np.uint32))
+    assert fit.weights_of(packed).values == pytest.approx(4e6 * 8 / 4.5, rel=0.01)
+    assert fit.weights_of(packed, CARD).values == CARD.parameters
+
+
+def test_weights_without_room_are_refused_with_numbers(tmp_path: Path, write_gguf: Any) -> None:
+    write_gguf(tmp_path / "m.gguf", "F32")
+    model = ResolvedModel(name="tiny", path=tmp_path / "m.gguf", format="gguf", card=CARD)
+    needed = fit.weights_of(model.path).kept("packed", 0)
+    fit.check_weights(model, "packed", needed)
+    with pytest.raises(UsageError, match=r"tiny needs 0\.0 GB of memory for its weights") as caught:
+        fit.check_weights(model, "packed", needed - 1)
+    assert "another variant (safetensors, gguf)" in caught.value.next_step
+
+
+@pytest.mark.parametrize("backend", ["mlx", "torch"])
+def test_a_backend_refuses_before_it_reads(
+    backend: str, tmp_path: Path, write_gguf: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(backend)
+    from ferrum_mlx.build import _backend, build_engine
+    from ferrum_mlx.config import EngineConfig
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    write_gguf(tmp_path / "m.gguf", "F32")
+    model = ResolvedModel(name="m", path=tmp_path / "m.gguf", format="gguf")
+    monkeypatch.setattr("ferrum_mlx.hub.resolve", lambda *_, **__: model)
+    monkeypatch.setattr("ferrum_mlx.tokenizer.load_tokenizer", lambda _: None)
+    monkeypatch.setattr(_backend(backend), "load_model", read)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
+    with pytest.raises(UsageError, match=r"m needs .* of memory for its weights, 0\.0 GB are free"):
+        build_engine(EngineConfig(model="m", backend=backend, device="cpu"))
+    monkeypatch.setattr(memory, "available", lambda: 10**9)
+    with pytest.raises(AssertionError, match="weights are read"):
+        build_engine(EngineConfig(model="m", backend=backend, device="cpu"))
+
+
+@pytest.mark.parametrize("alias", list(cards()))
+def test_every_card_says_what_it_takes(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 10**12)
+    monkeypatch.setattr(fit, "route_here", lambda backend="": "packed")
+    card = cards()[alias]
+    found, longer = fit.fit_of(card), fit.fit_of(card, 32768)
+    assert found
+    assert longer
+    assert card.parameters
+    assert card.parameters < found.needed_bytes < longer.needed_bytes
+    on_metal = fit.catalogued_bytes(card, 4096)
+    assert on_metal
+    assert on_metal < found.needed_bytes

@@ -1,0 +1,89 @@
+"""What stands in the transcript and is no message: the empty state, errors, remarks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from textual.content import Content
+from textual.widgets import Static
+
+from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.sanitize import sanitize
+
+from .screens import listing
+from .screens.finder import size
+
+_DIM = "$foreground 55%"
+_KEYS = "^o other models · ^s earlier chats · / commands · @ files · F1 keys"
+
+
+class Welcome(Static):
+    """What an empty conversation shows; on a low screen, what matters most of it.
+
+    Args:
+        model: the one that is used.
+        offline: nothing can be fetched, and so only models that are here are offered.
+    """
+
+    def __init__(self, model: str, *, offline: bool = False) -> None:
+        super().__init__(markup=False)
+        self._model, self._offline = sanitize(model), offline
+        self._offers: list[Content] = []
+
+    def on_mount(self) -> None:
+        self.run_worker(self._offer(), group="offers", exit_on_error=False)
+
+    def on_resize(self) -> None:
+        self._show()
+
+    async def _offer(self) -> None:
+        try:
+            found = await asyncio.to_thread(listing.suggestions)
+        except FerrumError as error:
+            self._offers = [Content.styled(sanitize(f"no list of models: {error}"), "$text-warning")]
+        else:
+            offered = [each for each in found if each.here or not self._offline]
+            self._offers = [_offer(each) for each in offered]
+        self._show()
+
+    def _show(self) -> None:
+        """The lines there is room for, the least important left out first."""
+        model = Content.styled(self._model, "bold")
+        if self._offline:
+            model = Content.assemble(model, ("  offline", "$text-warning"))
+        offers = self._offers
+        if offers:
+            offers = [Content(""), Content.styled("Models for this machine; Ctrl+O chooses", _DIM), *offers]
+        tip = [Content(""), Content.styled("Type below and press Enter.", _DIM)]
+        about = Content.styled("a local model, and an engine you can see", _DIM)
+        name = [Content.styled("ferrum", "bold $accent"), about, Content("")]
+        whole = [*name, model, *tip, Content.styled(_KEYS, _DIM), *offers]
+        width = self.container_size.width - self.gutter.width
+        height = self.container_size.height - self.gutter.height
+        for lines in (whole, [*name, model, *tip, *offers], [model, *offers], [model, *tip], [model]):
+            if len([row for line in lines for row in line.wrap(max(width, 1))]) <= height:
+                break
+        self.update(Content("\n").join(lines))
+
+
+def _offer(entry: listing.Entry) -> Content:
+    there = "here" if entry.here else f"↓ {size(entry.size) if entry.size else '?'}"
+    return Content.assemble((sanitize(entry.name), "bold"), (f"  {there}", _DIM))
+
+
+class Failure(Static):
+    """An error, inline: the cause and the next step."""
+
+    def __init__(self, error: FerrumError) -> None:
+        cause = ": ".join(part for part in (sanitize(error.what), sanitize(error.allowed)) if part)
+        lines = [("✖ ", "bold $text-error"), (cause, "")]
+        if error.next_step:
+            lines.append((f"\n→ {sanitize(error.next_step)}", _DIM))
+        super().__init__(Content.assemble(*lines), classes="failure")
+
+
+class Remark(Static):
+    """A dim line of ours between messages."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Content(sanitize(text)), classes="remark")
