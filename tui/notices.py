@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Static
 
 from ferrum_mlx.errors import FerrumError
@@ -31,10 +32,8 @@ class Welcome(Static):
         self._offers: list[Content] = []
 
     def on_mount(self) -> None:
+        self.fit()
         self.run_worker(self._offer(), group="offers", exit_on_error=False)
-
-    def on_resize(self) -> None:
-        self._show()
 
     async def _offer(self) -> None:
         try:
@@ -44,10 +43,10 @@ class Welcome(Static):
         else:
             offered = [each for each in found if each.here or not self._offline]
             self._offers = [_offer(each) for each in offered]
-        self._show()
+        self.fit()
 
-    def _show(self) -> None:
-        """The lines there is room for, the least important left out first."""
+    def fit(self) -> None:
+        """Show the lines there is room for, the least important left out first."""
         model = Content.styled(self._model, "bold")
         if self._offline:
             model = Content.assemble(model, ("  offline", "$text-warning"))
@@ -58,8 +57,9 @@ class Welcome(Static):
         about = Content.styled("a local model, and an engine you can see", _DIM)
         name = [Content.styled("ferrum", "bold $accent"), about, Content("")]
         whole = [*name, model, *tip, Content.styled(_KEYS, _DIM), *offers]
-        width = self.container_size.width - self.gutter.width
-        height = self.container_size.height - self.gutter.height
+        assert isinstance(self.parent, Widget)
+        room = self.parent.scrollable_content_region.size
+        width, height = room.width - self.gutter.width, room.height - self.gutter.height
         for lines in (whole, [*name, model, *tip, *offers], [model, *offers], [model, *tip], [model]):
             if len([row for line in lines for row in line.wrap(max(width, 1))]) <= height:
                 break

@@ -38,6 +38,10 @@ class Transcript(VerticalScroll, can_focus=False):
     def on_mount(self) -> None:
         self.anchor()
 
+    def on_resize(self) -> None:
+        for welcome in self.query(Welcome):
+            welcome.fit()
+
     @property
     def _messages(self) -> list[MessageWidget]:
         return [child for child in self.children if isinstance(child, MessageWidget)]
@@ -249,7 +253,8 @@ class Transcript(VerticalScroll, can_focus=False):
     def _stay_at_end(self) -> None:
         """Textual takes any scroll for a leaving, one that moves nothing, as PgDn at the end, too."""
         on_the_way_up = self.scroll_target_y < self.scroll_y
-        if self._left_at is None and not (on_the_way_up or self.is_vertical_scroll_end):
+        at_end = self.max_scroll_y == 0 or self.is_vertical_scroll_end
+        if self._left_at is None and not (on_the_way_up or at_end):
             self.scroll_end(animate=False, immediate=True)
 
     def _tell(self) -> None:
