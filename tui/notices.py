@@ -60,7 +60,14 @@ class Welcome(Static):
         assert isinstance(self.parent, Widget)
         room = self.parent.scrollable_content_region.size
         width, height = room.width - self.gutter.width, room.height - self.gutter.height
-        for lines in (whole, [*name, model, *tip, *offers], [model, *offers], [model, *tip], [model]):
+        for lines in (
+            whole,
+            [*name, model, *tip, *offers],
+            [model, *tip, *offers],
+            [model, *offers],
+            [model, *tip],
+            [model],
+        ):
             if len([row for line in lines for row in line.wrap(max(width, 1))]) <= height:
                 break
         self.update(Content("\n").join(lines))

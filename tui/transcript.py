@@ -41,6 +41,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def on_resize(self) -> None:
         for welcome in self.query(Welcome):
             welcome.fit()
+        self.call_after_refresh(self._want_earlier)
 
     @property
     def _messages(self) -> list[MessageWidget]:
@@ -69,6 +70,7 @@ class Transcript(VerticalScroll, can_focus=False):
         async with self._changing:
             with self.app.batch_update():
                 focused = await self._show(path, place)
+        self.call_after_refresh(self._want_earlier)
         if focused is None:
             self.follow()
         else:

@@ -137,7 +137,7 @@ async def test_engine_that_dies_before_the_screen_takes_it_up_is_not_called_read
     patch.setattr(app.host.client, "start", start_and_die)
     async with app.run_test() as pilot:
         await until(pilot, lambda: state(pilot) == "failed")
-        assert "killed at once" in screen(app)
+        await until(pilot, lambda: "killed at once" in screen(app))
         patch.undo()
         await type_in(pilot, "go")
         await pilot.press("enter")
@@ -169,7 +169,7 @@ async def test_engine_that_dies_idle_is_told_and_replaced(app: ChatApp, stage: A
         await until(pilot, lambda: stage.builds == 2)
         await ready(pilot)
         assert prompt(pilot) == "draft"
-        assert "killed by a test" in screen(app)
+        await until(pilot, lambda: "killed by a test" in screen(app))
 
 
 def died(what: str) -> Any:

@@ -1,135 +1,17 @@
-"""Messages on screen: keys on them, long conversations, following and scrolling."""
+"""The transcript: long conversations, following and scrolling, what stays when branches are walked."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from textual.pilot import Pilot
+from textual.events import MouseScrollUp
 
-from ferrum_mlx.chat.conversation import Conversation
-from ferrum_tui.answer import Answer
 from ferrum_tui.app import ChatApp
-from ferrum_tui.block import CodeBlock
 from ferrum_tui.message import MessageWidget, UserMessage
-from ferrum_tui.prompt import Prompt
 from ferrum_tui.transcript import Transcript
 
-from .driver import answers, prompt, ready, screen, state, type_in, until
-
-SIZE = (80, 30)
-
-
-async def ask(pilot: Pilot[Any], text: str) -> None:
-    await type_in(pilot, text)
-    await pilot.press("enter")
-    await pilot.pause()
-    await until(pilot, lambda: not pilot.app.desk.answering and state(pilot) == "ready")
-
-
-def long_conversation(turns: int) -> Conversation:
-    conversation = Conversation(title="long")
-    leaf = None
-    for turn in range(turns):
-        leaf = conversation.add("user", f"question {turn}", parent=leaf).id
-        answer = conversation.add("assistant", f"answer {turn}", parent=leaf)
-        answer.ending, answer.model, leaf = "stop", "m", answer.id
-    conversation.leaf = leaf
-    return conversation
-
-
-def mounted(app: ChatApp) -> list[str]:
-    return [widget.message.text for widget in app.query(MessageWidget)]
-
-
-async def test_keys_walk_over_messages_and_back_to_the_prompt(app: ChatApp, stage: Any) -> None:
-    async with app.run_test(size=SIZE) as pilot:
-        await ready(pilot)
-        await ask(pilot, "a")
-        await ask(pilot, "b")
-        await pilot.press("shift+tab")
-        assert isinstance(app.focused, Answer)
-        assert app.focused is list(app.query(Answer))[-1]
-        await pilot.press("up", "up", "up", "up")
-        assert app.focused is app.query(UserMessage).first()
-        await pilot.press("j")
-        assert app.focused is app.query(Answer).first()
-        await pilot.press("escape")
-        assert isinstance(app.focused, Prompt)
-
-
-async def test_edit_and_again_and_branches_by_key(app: ChatApp, stage: Any) -> None:
-    async with app.run_test(size=SIZE) as pilot:
-        await ready(pilot)
-        await ask(pilot, "a")
-        await ask(pilot, "b")
-        app.query(UserMessage).first().focus()
-        await pilot.press("e")
-        await until(pilot, lambda: prompt(pilot) == "a")
-        app.query_one(Prompt).put("other")
-        await pilot.press("enter")
-        await until(pilot, lambda: mounted(app) == ["other", "ok"])
-        await until(pilot, lambda: not app.desk.answering)
-        app.query_one(UserMessage).focus()
-        await pilot.press("left")
-        await until(pilot, lambda: mounted(app) == ["a", "ok", "b", "ok"])
-        app.query(Answer).first().focus()
-        stage.answers["a"] = "again"
-        await pilot.press("r")
-        await until(pilot, lambda: mounted(app) == ["a", "again"])
-        assert app.desk.talk.path[0].text == "a"
-
-
-async def test_branch_arrows_by_click(app: ChatApp, stage: Any) -> None:
-    async with app.run_test(size=SIZE) as pilot:
-        await ready(pilot)
-        await ask(pilot, "a")
-        stage.answers["a"] = "two"
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: answers(pilot) == ["two"] and not app.desk.answering)
-        head = app.query_one(Answer).head
-        await pilot.click(head, offset=(str(head.content).index("◂"), 0))
-        await until(pilot, lambda: answers(pilot) == ["ok"])
-
-
-async def test_a_stopped_answer_goes_on_by_key_and_a_whole_one_does_not(app: ChatApp, stage: Any) -> None:
-    stage.answers |= {"a": "abcdef"}
-    async with app.run_test(size=SIZE) as pilot:
-        await ready(pilot)
-        await ask(pilot, "/set max_tokens=3")
-        await ask(pilot, "a")
-        stage.answers["abc"] = "def"
-        app.query_one(Answer).focus()
-        await pilot.press("c")
-        await until(pilot, lambda: answers(pilot) == ["abcdef"] and not app.desk.answering)
-        await pilot.press("escape")
-        await ask(pilot, "/set max_tokens=30")
-        await ask(pilot, "whole")
-        app.query(Answer).last().focus()
-        await pilot.press("c")
-        await pilot.pause()
-        assert not app.desk.answering
-        assert len(stage.seen) == 3
-
-
-async def test_y_copies_the_source_and_a_code_block_its_code(
-    app: ChatApp, stage: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSH_TTY", "x")
-    stage.answers["a"] = "**bold** [/x]\n\n```py\nx = [1]\n```\n"
-    async with app.run_test(size=SIZE, notifications=True) as pilot:
-        await ready(pilot)
-        await ask(pilot, "a")
-        app.query_one(CodeBlock).focus()
-        await pilot.press("y")
-        await until(pilot, lambda: app.clipboard == "x = [1]\n")
-        app.query_one(Answer).focus()
-        await pilot.press("y")
-        await until(pilot, lambda: app.clipboard == stage.answers["a"])
-        await until(pilot, lambda: "does not say" in screen(app))
-        app.query_one(Prompt).focus()
-        await ask(pilot, "/copy code")
-        await until(pilot, lambda: app.clipboard == "x = [1]\n")
+from .conversing import SIZE, ask, long_conversation, mounted
+from .driver import answers, ready, screen, type_in, until
 
 
 async def test_only_the_end_of_a_long_conversation_is_mounted_and_the_rest_comes_by_scrolling(
@@ -150,9 +32,9 @@ async def test_only_the_end_of_a_long_conversation_is_mounted_and_the_rest_comes
             assert mounted(app)[0] == f"question {seen - 10}"
             assert transcript.scroll_y > 0
             assert "new line" not in screen(app)
-        for _ in range(40):
+        for _ in range(8):
             await pilot.press("pageup")
-        assert "question 0" in screen(app)
+        await until(pilot, lambda: "question 0" in screen(app))
         assert len(mounted(app)) == 100
         await pilot.press("ctrl+end")
         await until(pilot, lambda: "answer 49" in screen(app))
@@ -162,12 +44,12 @@ async def test_a_chat_that_goes_on_keeps_few_mounted(app: ChatApp) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await ready(pilot)
         await app.open(long_conversation(50))
-        for turn in range(15):
+        for turn in range(6):
             await ask(pilot, f"more {turn}")
         assert len(mounted(app)) <= 60  # two screens of short ones
-        assert mounted(app)[-2:] == ["more 14", "ok"]
+        assert mounted(app)[-2:] == ["more 5", "ok"]
         await pilot.press("shift+tab", "left")  # no branches: nothing happens
-        assert len(app.desk.talk.path) == 130
+        assert len(app.desk.talk.path) == 112
 
 
 async def test_what_is_looked_at_stays_and_new_lines_are_counted(app: ChatApp, stage: Any) -> None:
@@ -207,3 +89,93 @@ async def test_walking_keeps_what_is_the_same(app: ChatApp, stage: Any) -> None:
         await pilot.press("ctrl+r")
         await until(pilot, lambda: mounted(app) == ["a", "ok", "b", "other"])
         assert app.query(UserMessage).first() is first
+
+
+async def test_home_the_wheel_and_k_bring_earlier_messages_too(app: ChatApp) -> None:
+    async with app.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+        await app.open(long_conversation(35))
+        await pilot.pause()
+        transcript = app.query_one(Transcript)
+        app.query(MessageWidget).first().focus()
+        await pilot.press("k")
+        await until(pilot, lambda: mounted(app)[0] == "question 15")
+        await until(pilot, lambda: app.focused is list(app.query(MessageWidget))[19])
+        await pilot.press("home")
+        await until(pilot, lambda: mounted(app)[0] == "question 5")
+        await until(pilot, lambda: transcript.scroll_y > 0)
+        transcript.scroll_to(y=1, animate=False)
+        await pilot.pause()
+        for _ in range(3):
+            await pilot._post_mouse_events([MouseScrollUp], widget=transcript, button=0)
+        await until(pilot, lambda: mounted(app)[0] == "question 0")
+
+
+async def test_earlier_messages_fill_a_tall_screen(app: ChatApp) -> None:
+    async with app.run_test(size=(80, 90)) as pilot:
+        await ready(pilot)
+        await app.open(long_conversation(35))
+        await until(pilot, lambda: len(mounted(app)) == 40)
+        assert "answer 34" in screen(app)
+
+
+async def test_branches_walked_while_earlier_messages_come(app: ChatApp) -> None:
+    conversation = long_conversation(50)
+    first = conversation.path(conversation.leaf)
+    other = conversation.add("user", "another", parent=first[60].id)
+    async with app.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+        await app.open(conversation)
+        await pilot.pause()
+        talk, transcript = app.desk.talk, app.query_one(Transcript)
+        for leaf in (other.id, first[-1].id, first[1].id, first[-1].id):
+            transcript.scroll_to(y=0, animate=False)
+            await pilot.press("pageup")
+            await talk.go_to(leaf)
+            await pilot.press("pageup")
+        await pilot.pause(0.1)
+        shown = [message.text for message in talk.path]
+        assert mounted(app) == shown[-len(mounted(app)) :]
+
+
+async def test_a_page_down_at_the_end_does_not_end_the_following(app: ChatApp, stage: Any) -> None:
+    stage.answers["a"] = "".join(f"Line {i}.\n\n" for i in range(60))
+    stage.held = True
+    stage.allow(300)
+    async with app.run_test(size=(60, 20)) as pilot:
+        await ready(pilot)
+        await pilot.press("a", "enter")
+        transcript = app.query_one(Transcript)
+        await until(pilot, lambda: transcript.max_scroll_y > 20 and transcript.is_vertical_scroll_end)
+        await pilot.press("pagedown", "pagedown")
+        stage.release()
+        stage.allow(1000)
+        await until(pilot, lambda: not app.desk.answering)
+        await until(pilot, lambda: "Line 59." in screen(app))
+        assert not transcript.border_subtitle
+
+
+async def test_a_resize_and_a_theme_while_words_come(app: ChatApp, stage: Any) -> None:
+    stage.answers["a"] = "".join(f"Line {i} of some [words] that wrap.\n\n" for i in range(40))
+    stage.held = True
+    stage.allow(600)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("a", "enter")
+        transcript = app.query_one(Transcript)
+        await until(pilot, lambda: transcript.max_scroll_y > 10)
+        await pilot.resize_terminal(40, 12)
+        await until(pilot, lambda: transcript.is_vertical_scroll_end)
+        await pilot.press("pageup")
+        await until(pilot, lambda: "End follows" in screen(app))
+        app.theme = "textual-light"
+        await pilot.resize_terminal(70, 20)
+        stage.allow(100)
+        await pilot.pause(0.1)
+        app.theme = "ansi-dark"
+        stage.release()
+        stage.allow(2000)
+        await until(pilot, lambda: not app.desk.answering)
+        await pilot.press("end")
+        await until(pilot, lambda: "Line 39 of some [words]" in screen(app))
+        assert answers(pilot) == [stage.answers["a"]]
