@@ -155,10 +155,9 @@ def remove(source: HubSource) -> int:
 
     with unused(_lock(source), source.label):
         freed = 0
-        for pattern in ("*.partial", "*.incomplete"):
-            for left in _blobs(source).glob(pattern):
-                freed += left.stat().st_size
-                left.unlink()
+        for left in _unlinked(source):
+            freed += left.stat().st_size
+            left.unlink()
         revisions = [
             rev.commit_hash for repo in repos() if repo.repo_id == source.repo for rev in repo.revisions
         ]
@@ -171,7 +170,7 @@ def remove(source: HubSource) -> int:
 
 def partial_size(source: HubSource) -> int:
     """Bytes that interrupted downloads have left, for the next one to go on from."""
-    return sum(partial.stat().st_size for partial in _blobs(source).glob("*.partial"))
+    return sum(left.stat().st_size for left in _unlinked(source) if left.suffix != ".incomplete")
 
 
 def is_offline() -> bool:
@@ -191,6 +190,13 @@ def _blobs(source: HubSource) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / _folder(source) / "blobs"
+
+
+def _unlinked(source: HubSource) -> list[Path]:
+    """What no revision has: beginnings of files, and whole ones of a download that did not get to its end."""
+    blobs = _blobs(source)
+    linked = {link.resolve() for link in blobs.parent.glob("snapshots/**/*") if link.is_symlink()}
+    return [blob for blob in blobs.glob("*") if blob.resolve() not in linked]
 
 
 def _lock(source: HubSource) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input, OptionList, ProgressBar
 
-from ferrum_mlx import hub
+from ferrum_mlx import hub, hub_fetch
 from ferrum_tui.screens.confirm import Confirm
 from ferrum_tui.screens.models import ModelPicker
 
@@ -33,11 +33,13 @@ class SlowHub:
 
     Attributes:
         ranges: the Range header of each request for the weights.
+        counts: of each download; they know when it has been told to stop.
     """
 
     def __init__(self, fake: Any) -> None:
         self.fake, self.go, self.upto = fake, threading.Event(), 50_000
         self.ranges: list[str | None] = []
+        self.counts: list[hub_fetch._Count] = []
         self._file = fake._file
         fake._file = self.file
 
@@ -63,6 +65,14 @@ class SlowHub:
 def slow_hub(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowHub]:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     slow = SlowHub(fake_hub)
+
+    make = hub_fetch._Count
+
+    def count(here: int) -> hub_fetch._Count:
+        slow.counts.append(make(here))
+        return slow.counts[-1]
+
+    monkeypatch.setattr(hub_fetch, "_Count", count)
     yield slow
     slow.go.set()
 
@@ -157,6 +167,7 @@ async def test_a_cancelled_download_is_kept_and_goes_on(key: str, slow_hub: Slow
         await until(pilot, lambda: "50.0 kB of" in screen(app))
         await pilot.press(key)
         await until(pilot, lambda: "stopping" in screen(app))
+        await until(pilot, lambda: slow_hub.counts[-1].stopped)
         slow_hub.go.set()  # it ends at the next bytes
         await until(pilot, lambda: "50.0 kB are kept; choose it again" in note(pilot))
         assert app.screen.query_one("#download").display is False
