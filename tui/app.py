@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Iterable
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -192,18 +191,6 @@ class ChatApp(App[None]):
 
     def new_host(self, config: EngineConfig) -> EngineHost:
         return EngineHost(self, config, self._make_client)
-
-    async def use_model(self, model: str) -> None:
-        """Go on with another model, in an engine of its own; the one before it ends."""
-        await self.end_comparison()
-        await self.desk.talk.abandon()
-        before = self.host
-        self.host = self.new_host(replace(before.config, model=model))
-        self.desk.talk.host = self.host
-        self.feed.attach(self.host.client)
-        self.show_setup()
-        await before.close()
-        self.host.start()
 
     # Asking
 

@@ -34,7 +34,19 @@ async def pick_model(app: ChatApp) -> None:
     current = config.model or default_card().alias
     name = await app.push_screen_wait(ModelPicker(current, config.offline))
     if name is not None:
-        await app.use_model(name)
+        await use_model(app, name)
+
+
+async def use_model(app: ChatApp, model: str) -> None:
+    """Go on with another model, in an engine of its own; the one before it ends."""
+    await app.end_comparison()
+    await app.desk.talk.abandon()
+    before, app.host = app.host, app.new_host(replace(app.host.config, model=model))
+    app.desk.talk.host = app.host
+    app.feed.attach(app.host.client)
+    app.show_setup()
+    await before.close()
+    app.host.start()
 
 
 async def pick_session(app: ChatApp, words: str = "") -> None:

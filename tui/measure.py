@@ -112,7 +112,12 @@ def _without(threads: int) -> float:
     with _records() as (path, records):
         args = [*_command(path), "--plain"]
         subprocess.run(
-            args, input=_PROMPT + "\n", text=True, env=_env(threads), check=True, capture_output=True
+            args,
+            input=_PROMPT + "\n",
+            text=True,
+            env=_env(threads, path.parent),
+            check=True,
+            capture_output=True,
         )
         return _decode_tps(next(record for record in records() if record["event"] == "finished"))
 
@@ -162,7 +167,7 @@ def _loaded(pid: int) -> set[str]:
 def _screen(threads: int) -> Iterator[tuple[PseudoTerminal, Callable[[], list[Any]]]]:
     with (
         _records() as (path, records),
-        PseudoTerminal(_command(path), _env(threads), columns=120, rows=36) as terminal,
+        PseudoTerminal(_command(path), _env(threads, path.parent), columns=120, rows=36) as terminal,
     ):
         yield terminal, records
 
@@ -192,11 +197,10 @@ def _command(events: Path) -> list[str]:
     return [sys.executable, "-m", "ferrum_mlx", "chat", *options]
 
 
-def _env(threads: int) -> dict[str, str]:
-    with tempfile.TemporaryDirectory() as home:
-        data = {"FERRUM_DATA": home, "FERRUM_CONFIG": str(Path(home, "config.toml"))}
+def _env(threads: int, folder: Path) -> dict[str, str]:
+    own = {"FERRUM_DATA": str(folder), "FERRUM_CONFIG": str(folder / "config.toml")}
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-    return {**os.environ, **data, **dict.fromkeys(names, str(threads))}
+    return {**os.environ, **own, **dict.fromkeys(names, str(threads))}
 
 
 if __name__ == "__main__":

@@ -154,8 +154,6 @@ class MessageWidget(Vertical, can_focus=True):
     def on_click(self, event: Click) -> None:
         if step := event.style.meta.get("branch"):
             self.action_branch(step)
-        elif not (self.has_focus_within or self.screen.get_selected_text()):
-            self.screen.set_focus(self, scroll_visible=False)
 
     @on(CodeBlock.Copy)
     def _copy_code(self, event: CodeBlock.Copy) -> None:

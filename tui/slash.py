@@ -15,7 +15,7 @@ from ferrum_mlx.errors import UsageError
 
 from . import dialogs
 from .clipboard import copy
-from .dialogs import kept, use_setup, use_system
+from .dialogs import kept, use_model, use_setup, use_system
 from .talk import Setup
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def obey(app: ChatApp, call: Call) -> None:
         case "copy":
             await _copy(app, argument)
         case "model":
-            await (app.use_model(argument) if argument else app.run_action("models"))
+            await (use_model(app, argument) if argument else app.run_action("models"))
         case "compare":
             await _compare(app, argument)
         case "set":

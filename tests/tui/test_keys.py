@@ -218,28 +218,6 @@ async def test_help_and_commands(app: ChatApp) -> None:
         await until(pilot, lambda: not app.is_running)
 
 
-async def test_scrolling_up_stays_and_ctrl_end_follows_again(app: ChatApp, stage: Any) -> None:
-    stage.answers["long"] = "".join(f"Line {i}.\n\n" for i in range(80))
-    stage.held = True
-    stage.allow(400)
-    async with app.run_test(size=(60, 20)) as pilot:
-        await ready(pilot)
-        await type_in(pilot, "long")
-        await pilot.press("enter")
-        transcript = app.query_one(Transcript)
-        await until(pilot, lambda: transcript.max_scroll_y > 30 and transcript.is_vertical_scroll_end)
-        await pilot.press("pageup", "pageup")
-        place = transcript.scroll_offset.y
-        assert place < transcript.max_scroll_y
-        stage.release()
-        stage.allow(1000)
-        await ready(pilot)
-        assert transcript.scroll_offset.y == place
-        await pilot.press("ctrl+end")
-        await until(pilot, lambda: transcript.is_vertical_scroll_end)
-        assert "Line 79." in screen(app)
-
-
 async def test_quitting_while_the_model_loads(app: ChatApp, stage: Any) -> None:
     stage.may_build.clear()
     async with app.run_test() as pilot:

@@ -17,7 +17,7 @@ from ferrum_tui.screens import listing
 from ferrum_tui.transcript import Transcript
 
 from .conversing import SIZE, ask, mounted
-from .driver import GREEDY, answers, prompt, ready, screen, until
+from .driver import GREEDY, answers, prompt, ready, screen, type_in, until
 
 
 async def test_keys_walk_over_messages_and_back_to_the_prompt(app: ChatApp, stage: Any) -> None:
@@ -73,6 +73,8 @@ async def test_branch_arrows_by_click(app: ChatApp, stage: Any) -> None:
         stage.answers["a"] = "two"
         await pilot.press("ctrl+r")
         await until(pilot, lambda: answers(pilot) == ["two"] and not app.desk.answering)
+        await until(pilot, lambda: "◂ branch 2/2" in screen(app))  # where the click will find it
+        await pilot.pause()
         head = app.query_one(Answer).head
         await pilot.click(head, offset=(str(head.content).index("◂"), 0))
         await until(pilot, lambda: answers(pilot) == ["ok"])
@@ -119,7 +121,8 @@ async def test_y_copies_the_source_and_a_code_block_its_code(
         await until(pilot, lambda: app.clipboard == "x = [1]\n")
 
 
-async def test_a_click_focuses_a_message_and_a_selection_does_not(app: ChatApp, stage: Any) -> None:
+async def test_who_clicks_or_selects_goes_on_writing(app: ChatApp, stage: Any) -> None:
+    """Letters are keys on a message: by chance, r would ask again."""
     stage.answers["a"] = "some words"
     async with app.run_test(size=SIZE) as pilot:
         await ready(pilot)
@@ -131,9 +134,10 @@ async def test_a_click_focuses_a_message_and_a_selection_does_not(app: ChatApp, 
         assert app.screen.get_selected_text()
         assert isinstance(app.focused, Prompt)
         await pilot.click(said)
-        assert app.focused is app.query_one(UserMessage)
         await pilot.click(app.query_one(Answer).head)
-        assert app.focused is app.query_one(Answer)
+        await type_in(pilot, "re")
+        assert prompt(pilot) == "re"
+        assert stage.seen == ["\0a"]
 
 
 @pytest.mark.parametrize("text", ["a[/x] b", "list[int]", "$foo $accent", "[@click=quit]y[/]"])

@@ -54,7 +54,7 @@ async def test_an_answer_that_is_all_thinking(app: ChatApp, stage: Any) -> None:
     async with app.run_test() as pilot:
         await ready(pilot)
         await pilot.press("a", "enter")
-        await until(pilot, lambda: "characters)" in thought(app))
+        await until(pilot, lambda: "(500 characters)" in thought(app))
         await ready(pilot)
         assert "\x1b" not in screen(app)
 
