@@ -73,7 +73,9 @@ def chat(
             say_note(note)
         click.get_current_context().exit(talk(config, sampling, system, thinking, resume, keep=not piped))
     from ferrum_tui.app import ChatApp
+    from ferrum_tui.hangup import end_with_terminal
 
+    end_with_terminal()
     store, conversation = _open_store(resume, notes)
     app = ChatApp(
         config,

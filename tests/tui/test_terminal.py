@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from ferrum_tui.pseudo_terminal import PseudoTerminal
@@ -64,6 +65,24 @@ def test_killed_engine_is_replaced_under_the_screen(terminal: PseudoTerminal) ->
     terminal.wait_for("TTFT")
     terminal.send("\x04")
     assert terminal.end() == 0
+
+
+DEAF = "import os, sys, signal as s; s.signal(s.SIGHUP, s.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_terminal_that_goes_away_ends_the_chat_and_its_engine() -> None:
+    """Also where nobody passes the hang-up on, as a program in between may do."""
+    terminal = PseudoTerminal([sys.executable, "-c", DEAF, *COMMAND])
+    terminal.wait_for("ready")
+    (engine,) = children(terminal.process.pid)
+    os.close(terminal.master)
+    try:
+        assert terminal.process.wait(30) == 1
+        psutil.wait_procs([psutil.Process(engine)] if psutil.pid_exists(engine) else [], timeout=30)
+        assert not psutil.pid_exists(engine) or psutil.Process(engine).status() == psutil.STATUS_ZOMBIE
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
 
 
 def children(pid: int) -> list[int]:
