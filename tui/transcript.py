@@ -187,14 +187,17 @@ class Transcript(VerticalScroll, can_focus=False):
                 self._fetching = False
 
     def _settle(self, top: Widget, was: int) -> None:
-        self._fetching = False
-        if not top.is_attached:
-            return
-        more = top.virtual_region.y - was
-        if self._left_at is not None:
+        if top.is_attached and self._left_at is not None:
+            more = top.virtual_region.y - was
             self._left_at += more
             self.scroll_to(y=self.scroll_y + more, animate=False, force=True, immediate=True)
-        self._want_earlier()
+        self.call_after_refresh(self._settled)
+
+    def _settled(self) -> None:
+        """Only now is the place true again: before, it would look as if the user were at the first."""
+        self._fetching = False
+        if self.max_scroll_y == 0:  # still room
+            self._want_earlier()
 
     @on(MessageWidget.Go)
     async def _go(self, event: MessageWidget.Go) -> None:
