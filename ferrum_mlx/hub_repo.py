@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -170,7 +171,11 @@ def remove(source: HubSource) -> int:
 
 def partial_size(source: HubSource) -> int:
     """Bytes that interrupted downloads have left, for the next one to go on from."""
-    return sum(left.stat().st_size for left in _unlinked(source) if left.suffix != ".incomplete")
+    total = 0
+    for left in _unlinked(source):
+        with contextlib.suppress(FileNotFoundError):  # another process is done with it
+            total += left.stat().st_size if left.suffix != ".incomplete" else 0
+    return total
 
 
 def is_offline() -> bool:

@@ -87,16 +87,19 @@ def test_the_licence_is_in(wheel: Path) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
 
 
+@pytest.mark.slow  # an environment of its own
 def test_help_from_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert "Usage: ferrum-mlx" in run(installed / "ferrum-mlx", "--help", cwd=tmp_path)
 
 
+@pytest.mark.slow  # an environment of its own
 def test_imports_come_from_the_environment(installed: Path, tmp_path: Path) -> None:
     for package in PACKAGES.values():
         file = run(installed / "python", "-c", f"import {package}; print({package}.__file__)", cwd=tmp_path)
         assert Path(file.strip()).is_relative_to(installed.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("smollm2")  # so that the model is in the shared cache
 def test_one_generation_from_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     answer = run(installed / "ferrum-mlx", "run", "--offline", "--max-tokens", "8", "Hello", cwd=tmp_path)

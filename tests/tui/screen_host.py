@@ -17,6 +17,10 @@ from ferrum_tui.theme import FERRUM
 CSS = Path(ferrum_tui.__file__).parent / "css" / "screens.tcss"
 NOTHING = object()
 
+# Every size in our own colours, and every kind of colours in one size.
+LOOKS = [((columns, rows), "ferrum") for columns, rows in ((120, 36), (80, 24), (40, 12))]
+LOOKS += [((80, 24), theme) for theme in ("textual-light", "ansi-dark", "NO_COLOR")]
+
 
 class Host(App[None]):
     """`result` is what the screen was dismissed with; the theme "NO_COLOR" is that variable's."""

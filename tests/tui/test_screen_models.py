@@ -16,7 +16,7 @@ from ferrum_tui.screens.confirm import Confirm
 from ferrum_tui.screens.models import ModelPicker
 
 from .driver import screen, until
-from .screen_host import NOTHING, Host, note
+from .screen_host import LOOKS, NOTHING, Host, note
 
 REPO = "tiny/model"
 
@@ -102,8 +102,7 @@ async def test_the_catalogue_is_listed_without_network(private_cache: Path, fake
     assert fake_hub.requests == []
 
 
-@pytest.mark.parametrize("size", [(120, 36), (80, 24), (40, 12)])
-@pytest.mark.parametrize("theme", ["ferrum", "textual-light", "ansi-dark", "NO_COLOR"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 async def test_it_fits_every_screen(size: tuple[int, int], theme: str, private_cache: Path) -> None:
     app = Host(ModelPicker(fit=lambda _: Room(2, 100, True)), theme)
     async with app.run_test(size=size) as pilot:

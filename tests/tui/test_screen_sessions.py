@@ -14,7 +14,7 @@ from ferrum_tui.screens.finder import SearchBox
 from ferrum_tui.screens.sessions import SessionsScreen
 
 from .driver import screen, until
-from .screen_host import NOTHING, Host, note
+from .screen_host import LOOKS, NOTHING, Host, note
 
 
 @pytest.fixture
@@ -51,8 +51,7 @@ async def test_no_sessions_yet(store: Store) -> None:
     assert app.result is None
 
 
-@pytest.mark.parametrize("size", [(120, 36), (80, 24), (40, 12)])
-@pytest.mark.parametrize("theme", ["ferrum", "textual-light", "ansi-dark", "NO_COLOR"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 async def test_newest_first_and_enter_resumes(size: tuple[int, int], theme: str, store: Store) -> None:
     first, second = keep(store, "first [/x] 漢字"), keep(store, "second \x1b[31mred")
     app = Host(SessionsScreen(store, current=store.load(second)), theme)

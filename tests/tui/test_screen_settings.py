@@ -11,7 +11,7 @@ from textual.widgets import Input, Select, TextArea
 from ferrum_tui.screens.settings import SettingsScreen, Setup
 
 from .driver import screen, until
-from .screen_host import NOTHING, Host, note
+from .screen_host import LOOKS, NOTHING, Host, note
 
 SUGGESTED = {"temperature": 0.2, "top_p": 0.9}
 
@@ -40,8 +40,7 @@ async def test_what_is_set_comes_back(tmp_path: Path) -> None:
     assert not (tmp_path / "config.toml").exists()
 
 
-@pytest.mark.parametrize("size", [(120, 36), (80, 24), (40, 12)])
-@pytest.mark.parametrize("theme", ["ferrum", "textual-light", "ansi-dark", "NO_COLOR"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 async def test_a_wrong_value_is_told_below_its_field(
     size: tuple[int, int], theme: str, tmp_path: Path
 ) -> None:
