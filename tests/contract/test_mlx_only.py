@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
+from ferrum_mlx.batch import IN_FLIGHT, UnifiedBatch
+from ferrum_mlx.capacity import KvSlotRequest
 from ferrum_mlx.errors import UsageError
+from ferrum_mlx.executor import Pending
 
 from .conftest import _mlx, tiny_config
 from .driver import FULL, admit, item, run
@@ -73,6 +76,45 @@ def test_a_decode_writes_its_pools_in_place() -> None:
     run(executor, item(cache, [9], len(PROMPT) + 4))
     assert mx.get_peak_memory() - before >= pool
     del kept
+
+
+def test_steps_ahead_write_their_pools_in_place() -> None:
+    executor = build(host=False, blocks=20_000)
+    assert executor.capabilities().one_step_ahead
+    pool = executor._packed.storages[0].arrays()[0].nbytes
+    cache = admit(executor, PROMPT)
+    executor.reserve_kv_slots([KvSlotRequest(cache, len(PROMPT) + 12)])
+
+    def submit(token: int, position: int) -> Pending:
+        return executor.submit(UnifiedBatch((item(cache, [token], position),)))  # type: ignore[return-value]
+
+    def peak(first: int, steps: int) -> int:
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        flight = submit(7, first)
+        for position in range(first + 1, first + steps):
+            ahead = submit(IN_FLIGHT, position)
+            flight.result()
+            flight = ahead
+        flight.result()
+        return mx.get_peak_memory() - before
+
+    run(executor, item(cache, PROMPT, 0))
+    assert peak(len(PROMPT), 8) < pool / 4
+    kept = executor._packed.storages[0].arrays()[0][:1]  # negative control: a view makes the write a copy
+    mx.eval(kept)
+    assert peak(len(PROMPT) + 8, 2) >= pool
+    del kept
+
+
+def test_a_model_that_cannot_be_cut_takes_one_step_at_a_time() -> None:
+    host = build(host=True)
+    assert not host.capabilities().one_step_ahead
+    executor = build(host=False)
+    executor._packed.take(executor._packed.routes[-1])  # the whole model a sequence at a time
+    a, b = admit(executor, PROMPT), admit(executor, PROMPT[:9])
+    run(executor, item(a, PROMPT, 0), item(b, PROMPT[:9], 0))
+    assert not executor._halves.cut
 
 
 def test_one_long_context_does_not_pad_the_short_ones() -> None:

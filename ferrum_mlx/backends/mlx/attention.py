@@ -29,10 +29,18 @@ _original_attention = mlx_lm_base.scaled_dot_product_attention
 
 @dataclass(slots=True)
 class StepContext:
-    """Shared by the layers of one executor; empty between steps."""
+    """Shared by the layers of one executor; empty between steps.
+
+    Attributes:
+        second_half: the pool that the second half of a step writes first (halves.py).
+        middle: the keys that go there, computed behind all reads of the pools before; None if they are
+            not those of the whole step.
+    """
 
     step: Step | None = None
     positions: mx.array | None = None  # [T] int32
+    second_half: PagedStorage | None = None
+    middle: mx.array | None = None
     alone: dict[tuple[PagedLayer, Segment], SequenceKV] = field(default_factory=dict)
 
     def enter(self, step: Step) -> None:
@@ -40,7 +48,7 @@ class StepContext:
 
     def leave(self) -> None:
         """A cache that outlived its step would hold a view of the pool, and the next write be a copy."""
-        self.step = self.positions = None
+        self.step = self.positions = self.middle = None
         self.alone.clear()
 
 
@@ -89,6 +97,8 @@ class PagedLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PagedLayer, PagedLayer]:
         assert self._context.step is not None
+        if self.storage is self._context.second_half:
+            self._context.middle = keys
         self.storage.write(self._context.step, keys, values)
         return self, self
 

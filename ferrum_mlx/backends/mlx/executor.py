@@ -14,6 +14,7 @@ from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.mlx.attention import install
 from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, memory_limit, parameter_arrays
+from ferrum_mlx.backends.mlx.halves import Halves, Parts
 from ferrum_mlx.backends.mlx.host_attention import HostStorage
 from ferrum_mlx.backends.mlx.host_layers import use_host_layers
 from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, inspect_layers
@@ -74,6 +75,7 @@ class MLXExecutor(PagedExecutor):
         )
         self.notes = list(plan.notes)
         self._latest: Sampled | None = None  # the latest launch
+        self._halves, self._ahead = Halves(), False
         self._parameter_bytes = sum(array.nbytes for array in parameter_arrays(model))
         self._state_pool_bytes = plan.num_states * sum(spec.num_bytes for spec in self._state_specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -96,6 +98,12 @@ class MLXExecutor(PagedExecutor):
             UnsupportedModelError: none does.
         """
         self._take_route()
+        # numpy's products on the host are computed as a step is built: there is nothing to run ahead of
+        self._ahead = not self._host and not self._state_specs and self._halves.cut
+        if not self._host and not self._ahead:
+            self._packed.off.append(
+                "one step ahead: layers keep a state, or compute with keys and values themselves"
+            )
         if self._host and self._exact and not selfcheck.is_bitwise(self):
             self.notes.append(
                 f"--numerics exact does not hold to the bit for {self.info.model_type}: its own layers "
@@ -140,7 +148,7 @@ class MLXExecutor(PagedExecutor):
                 *(["state"] if self._state_specs else []),
             ),
             speculative_decoding=not self._state_specs,  # a state cannot be rolled back
-            one_step_ahead=False,  # see _launch
+            one_step_ahead=self._ahead,
             tensor_parallel=False,
             dtypes=(self.info.dtype,),
             devices=(self.info.device,),
@@ -184,12 +192,15 @@ class MLXExecutor(PagedExecutor):
 
     def _recover(self) -> None:
         self._packed.recover()
+        self._halves.reset()
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
         step = Step(batch, self.kv)
-        pending = choose(step, self._packed.logits(step, token_ids(step, self._latest)))
+        logits, middle = self._packed.forward(step, token_ids(step, self._latest))
+        pending = choose(step, logits, self._halves.landed)
         self._latest = pending.for_the_next
-        mx.async_eval(*pending.arrays, *self._packed.arrays())
+        first, rest = self._packed.changed()
+        self._halves.start(Parts(middle, first, [*pending.arrays, *rest]))
         return pending
 
 

@@ -25,6 +25,8 @@ def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
 
     A BLAS picks its routine, and so its rounding, by the shape of a product. `exact` therefore
     multiplies tiles of TILE rows, the last one padded: a row meets the same routine in any company.
+    The weight stands on the left: the other way round a row's place in the tile counts, too, on
+    processors without AVX-512.
     """
     if not exact:
         return _quickest(x, weight)
@@ -33,7 +35,7 @@ def matmul(x: np.ndarray, weight: np.ndarray, exact: bool) -> np.ndarray:
     padded[:rows] = x
     out = np.empty((len(padded), len(weight)), x.dtype)
     for start in range(0, rows, TILE):
-        np.matmul(padded[start : start + TILE], weight.T, out=out[start : start + TILE])
+        out[start : start + TILE] = (weight @ padded[start : start + TILE].T).T
     return out[:rows]
 
 

@@ -43,6 +43,9 @@ class PackedModel:
         self.storages: list[PagedStorage] = []
         self._num_states = 0
         self._caches = [self._cache(entry, make_storage) for entry in inspection.entries]
+        self._middle = len(self.storages) // 2
+        if self._middle:
+            self.context.second_half = self.storages[self._middle]
         self._loops = Loops(self.context, states)
         self._backbone = inspection.trace.backbone(inspection.vocab_size)
         self._selector = RowSelector(self._backbone)
@@ -70,8 +73,11 @@ class PackedModel:
         if self._backbone is None:
             self.off.append("row selection before the output head: no part of the model computes all but it")
 
-    def logits(self, step: Step, ids: mx.array) -> mx.array:
-        """[R, vocab] for the ids [T]; when R is 0 the output head is not run."""
+    def forward(self, step: Step, ids: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Logits [R, vocab] for the ids [T], and where the step can be cut in two; nothing is evaluated.
+
+        When R is 0 the output head is not run.
+        """
         self.context.enter(step)
         if len(step.rows) < step.num_tokens:
             self._selector.rows = mx.array(step.rows)
@@ -79,14 +85,17 @@ class PackedModel:
             logits: mx.array = self._model(ids[:, None], cache=self._caches)[:, 0]
         except NoRows:
             logits = mx.zeros((0, self._vocab_size))
+        middle = self.context.middle
         self._leave()
         if len(logits) != len(step.rows):
             logits = logits[mx.array(step.rows)]
-        return logits
+        return logits, middle
 
-    def arrays(self) -> list[mx.array]:
-        """What a step has changed, to be evaluated with its result."""
-        return [array for storage in self.storages for array in storage.arrays()] + self._states.close()
+    def changed(self) -> tuple[list[mx.array], list[mx.array]]:
+        """What the latest forward writes, to be evaluated with its result: up to its middle, and after."""
+        first = [array for storage in self.storages[: self._middle] for array in storage.arrays()]
+        rest = [array for storage in self.storages[self._middle :] for array in storage.arrays()]
+        return first, rest + self._states.close()
 
     def recover(self) -> None:
         """Be usable again after a forward that failed; what was held is lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -31,6 +32,7 @@ class PendingStep:
         tokens: one a sampled row.
         sampled: logprobs of those tokens, where they are wanted.
         known: logprobs of the items' targets.
+        landed: told when the step is done.
     """
 
     step: Step
@@ -38,6 +40,7 @@ class PendingStep:
     tokens: mx.array
     sampled: RowLogprobs
     known: RowLogprobs
+    landed: Callable[[], None]
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -49,6 +52,8 @@ class PendingStep:
         return Sampled(self.tokens, self.step.sampled_last)
 
     def result(self) -> list[ItemResult]:
+        mx.eval(self.arrays)
+        self.landed()
         tokens = iter(np.array(self.tokens).tolist())
         sampled, known = iter(self.sampled.read()), iter(self.known.read())
         results: list[ItemResult] = []
@@ -82,7 +87,7 @@ def token_ids(step: Step, before: Sampled | None) -> mx.array:
     return ids
 
 
-def choose(step: Step, logits: mx.array) -> PendingStep:
+def choose(step: Step, logits: mx.array, landed: Callable[[], None]) -> PendingStep:
     """Sample those of the head's rows, [R, vocab], that are to be sampled; nothing is evaluated yet."""
     rows: list[int] = []
     targets: list[tuple[int, int, int]] = []  # row of the head, id, how many of the likeliest besides
@@ -108,6 +113,7 @@ def choose(step: Step, logits: mx.array) -> PendingStep:
             _indices([target for _, target, _ in targets]),
             [count for _, _, count in targets],
         ),
+        landed,
     )
 
 
