@@ -4,7 +4,7 @@ MLX copies an array that it writes to while somebody still reads it. A step that
 before it is done would so copy each layer's pool. Hence every step goes to the device in two halves, cut
 at the keys of its middle layer, and a half follows only when the half before last is done:
 
-    N's first · N's second · wait for N's first · N+1's first · wait for N's second (its tokens) · N+1's second
+  N's first · N's second · wait for N's first · N+1's first · wait for N's second, its tokens · N+1's second
 
 So the pools that a half writes have no reader left, however many operations are in flight, and the device
 has the next half at hand while the host builds a step or hands out tokens. MLX may say that a result is

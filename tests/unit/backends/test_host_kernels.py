@@ -1,4 +1,4 @@
-"""Exact products under the kernels that OpenBLAS has for other processors: places of rows must not count there."""
+"""Exact products under the kernels that OpenBLAS has for other processors: no row's place may count."""
 
 from __future__ import annotations
 
