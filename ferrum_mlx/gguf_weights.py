@@ -55,6 +55,9 @@ class GGUFWeights:
         """How a weight is stored, as ggml calls it."""
         return self._gguf.tensors[self._tensors[weight]].type
 
+    def shape_of(self, weight: str) -> tuple[int, ...]:
+        return self.shapes[self._tensors[weight]]
+
     def read(self, weight: str) -> NDArray[np.float32]:
         """A weight's values, exact, as float32."""
         values = self._gguf.read(self._tensors[weight])

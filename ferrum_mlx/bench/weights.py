@@ -112,14 +112,14 @@ def load(model: str, kind: str) -> TorchExecutor:
     """The model on the CPU with that kind of weights."""
     from ferrum_mlx import hub
     from ferrum_mlx.backends.torch import build, weights
-    from ferrum_mlx.backends.torch.loader import stored_codes
+    from ferrum_mlx.backends.torch.loader import stored_weights
     from ferrum_mlx.config import EngineConfig
 
     config = EngineConfig(model=model, device="cpu", max_model_len=1024)
     resolved = hub.resolve(model)
     loaded = build.load(resolved, config, lambda what: None, packed=False)
     if kind != "float32":
-        words, _ = weights.pack(loaded.model, stored_codes(resolved), kind)
+        words, _ = weights.pack(loaded.model, stored_weights(resolved), kind)
         info = replace(loaded.info, quantization=words, computes_in="bfloat16")
         loaded = replace(loaded, info=info)
     return loaded.executor(config, lambda what: None, loaded.free_memory // len(KINDS))[0]

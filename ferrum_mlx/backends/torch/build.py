@@ -12,7 +12,7 @@ from ferrum_mlx.backends.torch import weights
 from ferrum_mlx.backends.torch.executor import TorchExecutor
 from ferrum_mlx.backends.torch.first_layers import first_layers
 from ferrum_mlx.backends.torch.layers import inspect_layers
-from ferrum_mlx.backends.torch.loader import load_model, stored_codes
+from ferrum_mlx.backends.torch.loader import load_model, stored_weights
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.fit import Route, check_weights
@@ -84,7 +84,7 @@ def load(
     info = model_info(resolved, model, device.name)
     if packed:
         narrate("packing the weights")
-        quantization, said = weights.pack(model, stored_codes(resolved))
+        quantization, said = weights.pack(model, stored_weights(resolved))
         notes += said
         products = "bfloat16" if weights.has_packed(model) else ""
         quality = quality_of(resolved) if products else ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ferrum_mlx import checkpoint
 from ferrum_mlx.backends.torch import device as devices
 from ferrum_mlx.backends.torch.device import Device
+from ferrum_mlx.backends.torch.weights import placeholder
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.gguf_quants import QuantizedTensor
@@ -35,7 +36,8 @@ def load_model(
     """The model on its device, and notes for the user.
 
     Args:
-        as_stored: 16-bit weights of a folder stay what they are, whatever the device would rather have.
+        as_stored: 16-bit weights of a folder stay what they are, whatever the device would rather have, and
+            the Linear layers of a GGUF are left unread, for `weights.pack` to read one at a time.
 
     Raises:
         ModelFileError: files missing, truncated or not fitting the config.
@@ -44,7 +46,7 @@ def load_model(
     model: Any
     notes: list[str] = []
     if resolved.format == "gguf":
-        model = _load_gguf(resolved.path, device)
+        model = _load_gguf(resolved.path, device, as_stored)
     else:
         model, notes = _load_folder(resolved.path, device, as_stored)
     if device.place.type == "mps":
@@ -95,13 +97,14 @@ def _check_not_packed(folder: Path, config: PreTrainedConfig) -> None:
         )
 
 
-def _check_scale(config: PreTrainedConfig, shapes: checkpoint.Shapes, where: Path) -> None:
-    """transformers would allocate what the weights lack."""
+def _check_scale(config: PreTrainedConfig, shapes: checkpoint.Shapes, where: Path) -> PreTrainedModel:
+    """The model without memory; transformers would allocate what the weights lack."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     values = sum(part.numel() for parts in (model.parameters(), model.buffers()) for part in parts)
     packed = 8 if getattr(config, "quantization_config", None) else 1  # 4-bit codes, eight in a stored value
     checkpoint.check_scale(values // packed, shapes, where)
+    return model
 
 
 def _as_ours(folder: Path, error: Exception) -> ModelFileError | UnsupportedModelError:
@@ -126,22 +129,38 @@ def _check_complete(where: Path, found: dict[str, Any]) -> None:
             )
 
 
-def stored_codes(resolved: ResolvedModel) -> Callable[[str], QuantizedTensor | None]:
-    """The file's own codes of a weight, in the model's order, by the weight's name; None if it has none."""
-    if resolved.format != "gguf":
-        return lambda name: None
-    gguf = GGUFWeights(resolved.path)
-    names = set(gguf.names)
-    return lambda name: gguf.read_quantized(name) if name in names else None
+class StoredGGUF:
+    """A GGUF's weights as the file has them, by the model's names for them (weights.Stored)."""
+
+    def __init__(self, path: Path) -> None:
+        self._gguf = GGUFWeights(path)
+        self._names = set(self._gguf.names)
+
+    def codes(self, name: str) -> QuantizedTensor | None:
+        return self._gguf.read_quantized(name) if name in self._names else None
+
+    def values(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self._gguf.read(name))
 
 
-def _load_gguf(path: Path, device: Device) -> PreTrainedModel:
+def stored_weights(resolved: ResolvedModel) -> StoredGGUF | None:
+    """None of a folder, whose weights are in the model as they are stored."""
+    return StoredGGUF(resolved.path) if resolved.format == "gguf" else None
+
+
+def _load_gguf(path: Path, device: Device, unread: bool) -> PreTrainedModel:
     """Unpacked exactly; a GPU then rounds to its dtype."""
     gguf = GGUFWeights(path)
     settings = dict(gguf.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    _check_scale(config, gguf.shapes, path)
-    weights = {weight: torch.from_numpy(gguf.read(weight)) for weight in gguf.names}
+    skeleton = _check_scale(config, gguf.shapes, path)
+    linear = {f"{name}.weight" for name, module in skeleton.named_modules() if type(module) is nn.Linear}
+    weights = {
+        name: placeholder(gguf.shape_of(name))
+        if unread and name in linear
+        else torch.from_numpy(gguf.read(name))
+        for name in gguf.names
+    }
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = _with_report(model_class, None, config=config, state_dict=weights, dtype=device.dtype)
     _check_complete(path, found)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -26,9 +26,30 @@ if TYPE_CHECKING:
     from ferrum_mlx.gguf_quants import QuantizedTensor
 
 GROUP = 32  # weights that share a scale in 4 bits
+_ROWS_AT_ONCE = 4096  # of a layer: float32 copies of so many live while it is packed
 STRIDE = 16  # weights that torch's products take at once
 TOLERANCE = 0.05  # of the largest value: bfloat16's rounding of inputs and output, with room
-Stored = Callable[[str], "QuantizedTensor | None"]  # the file's own codes of a weight, by its name
+
+
+class Stored(Protocol):
+    """Weights as a file has them, by the model's names for them."""
+
+    def codes(self, name: str) -> QuantizedTensor | None:
+        """None where it is stored otherwise, or not at all."""
+        ...
+
+    def values(self, name: str) -> torch.Tensor:
+        """[out, in] float32."""
+        ...
+
+
+def placeholder(shape: tuple[int, ...]) -> torch.Tensor:
+    """Stands for a weight that is not read yet: float32 zeros in the memory of one."""
+    return torch.zeros(()).expand(shape)
+
+
+def _is_unread(weight: torch.Tensor) -> bool:
+    return weight.numel() > 1 and not any(weight.stride())
 
 
 class PackedLinear(nn.Module):
@@ -100,6 +121,14 @@ class PackedLinear(nn.Module):
         biases = [layer.bias for layer in layers if layer.bias is not None]
         return cls(layers[0].in_features, torch.cat(biases) if biases else None, *wholes)
 
+    def first_rows(self, count: int) -> PackedLinear:
+        """At most so many output rows, a multiple of BLOCK, of the same memory."""
+        parts = [
+            getattr(self, name).narrow(rows, 0, min(count, self.out_features))
+            for name, rows in self.ROWS.items()
+        ]
+        return type(self)(self.in_features, None if self.bias is None else self.bias[:count], *parts)
+
     @property
     def nbytes(self) -> int:
         arrays = [getattr(self, name) for name in self.ROWS]
@@ -117,11 +146,16 @@ class Int8Linear(PackedLinear):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Int8Linear:
-        weight = linear.weight.detach().float()
-        largest = weight.abs().amax(dim=1).clamp(min=1e-30)
-        scales = (largest / 127).to(torch.bfloat16)  # rounded first: the codes then make up for it
-        codes = torch.round(weight / scales.float()[:, None]).clamp_(-127, 127)
-        return cls(linear.in_features, _bias(linear), codes.to(torch.int8), scales)
+        weight = linear.weight.detach()
+        codes = torch.empty(weight.shape, dtype=torch.int8)
+        scales = torch.empty(len(weight), dtype=torch.bfloat16)
+        for start in range(0, len(weight), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            part = weight[rows].float()
+            scales[rows] = part.abs().amax(dim=1).clamp(min=1e-30) / 127
+            # the scales were rounded first: the codes make up for it
+            codes[rows] = torch.round(part / scales[rows].float()[:, None]).clamp_(-127, 127)
+        return cls(linear.in_features, _bias(linear), codes, scales)
 
     def few(self, x: torch.Tensor) -> torch.Tensor:
         return torch._weight_int8pack_mm(x, self.codes, self.scales)
@@ -219,10 +253,11 @@ def wide() -> torch.dtype:
 
 
 @torch.inference_mode()
-def pack(model: nn.Module, stored: Stored = lambda name: None, kind: str = "") -> tuple[str, list[str]]:
+def pack(model: nn.Module, stored: Stored | None = None, kind: str = "") -> tuple[str, list[str]]:
     """Replace a model's Linear layers in place; all other weights become float32, tables of 16 bits excepted.
 
     Args:
+        stored: has the codes of layers, and the values of those whose weights are placeholders.
         kind: "int8" or "int4" for every layer alike; "" as they are stored.
 
     Returns:
@@ -233,7 +268,11 @@ def pack(model: nn.Module, stored: Stored = lambda name: None, kind: str = "") -
     kept: dict[str, str] = {}
     for name in [name for name, _ in model.named_modules()]:
         module = model.get_submodule(name)
-        codes = stored(f"{name}.weight") if type(module) is nn.Linear and not kind else None
+        codes = None
+        if stored and type(module) is nn.Linear:
+            codes = None if kind else stored.codes(f"{name}.weight")
+            if _is_unread(module.weight):
+                module.weight = nn.Parameter(stored.values(f"{name}.weight"), requires_grad=False)
         replacement = _replacement(module, codes, kind)
         if replacement is None:
             continue
@@ -280,10 +319,11 @@ def _unsound(made: PackedLinear) -> str | None:
     if key not in _checked:
         x = torch.randn(2, made.in_features, generator=torch.Generator().manual_seed(0))
         try:
-            want = made.many(x.to(wide()))
+            want = made.first_rows(_ROWS_AT_ONCE).many(x.to(wide()))
             if not want.isfinite().all():  # damaged weights, which the check at load names
                 return None
-            apart = float((made.few(x.to(torch.bfloat16)).float() - want).abs().max())
+            got = made.few(x.to(torch.bfloat16)).float()[:, : want.shape[1]]
+            apart = float((got - want).abs().max())
             off = not apart <= TOLERANCE * float(want.abs().max())  # also NaN
             _checked[key] = f"torch's packed product is off by {apart:.3g}" if off else None
         except RuntimeError as error:

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ferrum_mlx.backends.torch import device as devices
-from ferrum_mlx.backends.torch.loader import load_model, stored_codes
+from ferrum_mlx.backends.torch.loader import StoredGGUF, load_model
+from ferrum_mlx.backends.torch.weights import pack
 from ferrum_mlx.catalog import ResolvedModel
 
 from .. import tiny_models as tiny
@@ -58,6 +59,19 @@ def test_a_gguf_is_the_checkpoint_it_was_made_of(name: str, tmp_path: Path) -> N
     assert getattr(model.config, "layer_types", None) == getattr(theirs.config, "layer_types", None)
 
 
+def test_layers_that_are_to_be_packed_are_read_one_at_a_time(tmp_path: Path) -> None:
+    config = tiny.CONFIGS["llama"]
+    write_gguf(tmp_path / "m.gguf", "llama", config, tiny.weights("llama", config))
+    device = devices.select("cpu")
+    unread, _ = load_model(resolved(tmp_path / "m.gguf"), device, as_stored=True)
+    down = "model.layers.1.mlp.down_proj.weight"
+    assert unread.get_parameter(down).untyped_storage().nbytes() == 4
+    whole = load(tmp_path / "m.gguf")
+    for model in (unread, whole):
+        pack(model, StoredGGUF(tmp_path / "m.gguf"))
+    np.testing.assert_array_equal(logits(unread), logits(whole))
+
+
 @pytest.mark.parametrize("name", [name for name in tiny.CONFIGS if name != "phi3"])
 def test_answers_are_llama_cpps(name: str, tmp_path: Path) -> None:
     """Not Phi-3's: llama.cpp knows no window in it."""
@@ -92,9 +106,9 @@ def test_a_quantized_gguf_is_its_dequantized_checkpoint(kind: str, tmp_path: Pat
     np.testing.assert_array_equal(logits(load(tmp_path / "m.gguf")), logits(load(folder)))
 
     weight = "model.layers.1.self_attn.q_proj.weight"  # its rows were interleaved
-    codes = stored_codes(resolved(tmp_path / "m.gguf"))(weight)
+    codes = StoredGGUF(tmp_path / "m.gguf").codes(weight)
     assert (codes is None) is (kind == "Q6_K")
     if codes is not None:
         scales, biases = (np.repeat(np.float32(part), 32, axis=1) for part in (codes.scales, codes.biases))
         np.testing.assert_array_equal(codes.codes * scales + biases, found[weight])
-    assert stored_codes(resolved(tmp_path / "m.gguf"))("no.such.weight") is None
+    assert StoredGGUF(tmp_path / "m.gguf").codes("no.such.weight") is None

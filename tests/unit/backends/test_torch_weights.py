@@ -33,6 +33,19 @@ def file_codes() -> QuantizedTensor:
     return QuantizedTensor(codes, scales, rng.normal(0, 0.3, scales.shape).astype(np.float32), 4)
 
 
+class Stored:
+    """A file with the codes of one layer and the values of others."""
+
+    def __init__(self, codes: QuantizedTensor | None = None, **values: torch.Tensor) -> None:
+        self._codes, self._values = codes, values
+
+    def codes(self, name: str) -> QuantizedTensor | None:
+        return self._codes if name == "second.weight" else None
+
+    def values(self, name: str) -> torch.Tensor:
+        return self._values[name.removesuffix(".weight")]
+
+
 def unpacked(stored: QuantizedTensor) -> np.ndarray:
     """code · scale + bias, one scale and bias for each group of a row."""
     scales = np.repeat(stored.scales.astype(np.float64), GROUP, axis=1)
@@ -149,15 +162,35 @@ def test_a_product_that_is_wrong_here_is_not_used(monkeypatch: pytest.MonkeyPatc
 
 def test_each_layer_is_packed_as_it_is_stored() -> None:
     model, stored = Model(), file_codes()
-    words, _ = weights.pack(model, {"second.weight": stored}.get)
+    words, _ = weights.pack(model, Stored(stored))
     assert isinstance(model.first, Int8Linear)
     assert isinstance(model.second, Int4Linear)
     assert "int4 in groups of 32 (1 layers)" in words
     assert "int8 per channel (1 layers)" in words
     for kind, cls in (("int8", Int8Linear), ("int4", Int4Linear)):
         model = Model()
-        weights.pack(model, {"second.weight": stored}.get, kind)
+        weights.pack(model, Stored(stored), kind)
         assert type(model.first) is type(model.second) is cls
+
+
+def test_a_layer_that_is_not_read_yet_is_read_when_it_is_packed() -> None:
+    model, unread = Model(inputs=40), Model(inputs=40)
+    unread.load_state_dict(model.state_dict())
+    for layer in (unread.first, unread.second):
+        layer.weight = nn.Parameter(weights.placeholder(tuple(layer.weight.shape)))
+        assert layer.weight.untyped_storage().nbytes() == 4
+    weights.pack(model)
+    weights.pack(unread, Stored(first=linear_weight(40, IN), second=linear_weight(OUT, 40)))
+    assert torch.equal(unread.second.weight, linear_weight(OUT, 40))  # 40 inputs cannot be packed
+    want = Model(inputs=40)
+    want.first.weight.data = linear_weight(40, IN)
+    weights.pack(want)
+    assert torch.equal(unread.first.codes, want.first.codes)
+    assert not torch.equal(unread.first.codes, model.first.codes)
+
+
+def linear_weight(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
 
 
 def test_a_table_keeps_sixteen_bits() -> None:
