@@ -72,7 +72,9 @@ def chat(
         for note in notes:
             say_note(note)
         click.get_current_context().exit(talk(config, sampling, system, thinking, resume, keep=not piped))
-    os.environ.setdefault("ESCDELAY", "25")  # ms in which a key's sequence goes on; Textual waits 100
+    from ferrum_tui.escape import notice_escape
+
+    notice_escape()
     from ferrum_tui.app import ChatApp
     from ferrum_tui.hangup import end_with_terminal
 

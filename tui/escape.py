@@ -1,0 +1,35 @@
+"""A lone Esc, noticed in time.
+
+Esc is also the first byte of every other special key, so a terminal's reader has to wait for what follows.
+Textual waits 100 ms, and looks whether they are over ten times a second only: Esc would be told 100 to
+200 ms late. Here it waits ESC_DELAY, and looks when they are over. Terminals with the Kitty keyboard
+protocol tell Esc apart, without any wait.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from types import SimpleNamespace
+
+ESC_DELAY = 25  # ms in which the rest of a key's bytes comes, over a slow line, too
+
+
+class _Selector(selectors.SelectSelector):
+    """After input, the first wait ends when an escape sequence would have."""
+
+    _heard = False
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        soon = 1.2 * ESC_DELAY / 1000
+        events = super().select(soon if self._heard and (timeout is None or timeout > soon) else timeout)
+        self._heard = bool(events)
+        return events
+
+
+def notice_escape() -> None:
+    """Call it before Textual is imported: it reads the delay once. A user's own ESCDELAY stays."""
+    os.environ.setdefault("ESCDELAY", str(ESC_DELAY))
+    from textual.drivers import linux_driver
+
+    vars(linux_driver)["selectors"] = SimpleNamespace(**(vars(selectors) | {"SelectSelector": _Selector}))
