@@ -18,7 +18,7 @@ def test_the_first_token_is_prefill_and_the_others_decode() -> None:
 def runs(monkeypatch: pytest.MonkeyPatch, ids: dict[str, list[int]]) -> tuple[list[str], object]:
     order: list[str] = []
 
-    def run(side: str, tokens: int) -> dict[str, object]:
+    def run(side: str, tokens: int, prompt_tokens: int) -> dict[str, object]:
         order.append(side)
         speed = {"ferrum": 20.0, "mlx-lm": 8.0}[side]
         return {"ttft_s": 10 / speed, "decode_tps": speed, "ids": ids[side]}
