@@ -61,12 +61,12 @@ struct Arg {  // becomes a pointer of whatever kind the kernel's parameter is
   template <class T> operator T*() const { return static_cast<T*>(to); }
 };
 
-inline Fibre* fibres;
-inline uint count, current;
-inline jmp_buf scheduler;
-inline void (*body)();
-inline uint3 threads, group_at, groups;
-inline char failure[160];
+static Fibre* fibres;
+static uint count, current;
+static jmp_buf scheduler;
+static void (*body)();
+static uint3 threads, group_at, groups;
+static char failure[160];
 
 inline uint lane() { return current % 32; }
 inline uint simdgroup() { return current / 32; }

@@ -29,21 +29,25 @@ def switch_on(
     Args:
         check_model: raises where the model's logits are not what they are alone.
     """
-    tables = [s for s in storages if isinstance(s, TableStorage) and s.asked is not None]
+    total, reasons = len(storages), []
+    tables = [storage for storage in storages if isinstance(storage, TableStorage)]
+    if other := total - len(tables):
+        reasons.append(f"{other} of {total} layers keep keys and values in a form of their own")
+    if looped := [storage for storage in tables if storage.asked is None]:
+        reasons.append(f"{len(looped)} of {total} layers compute with keys and values themselves")
     kinds: dict[object, list[TableStorage]] = {}
     for storage in tables:
-        kinds.setdefault(_kind(storage), []).append(storage)
-    reasons = []
-    if len(tables) < len(storages):
-        count = f"{len(storages) - len(tables)} of {len(storages)}"
-        reasons.append(f"{count} layers compute with keys and values themselves")
+        if storage.asked is not None:
+            kinds.setdefault(_kind(storage), []).append(storage)
+    if not kinds:
+        return reasons
     try:
         kernel = make()
-    except Exception as error:  # without Metal
-        return [f"it cannot be made: {one_line(error)}"]
+    except Exception as error:
+        return [f"it does not run on this device: {one_line(error)}"]
     for alike in kinds.values():
         if reason := _reason(kernel, alike[0], block_size):
-            reasons.append(f"{len(alike)} of {len(storages)} layers: {reason}")
+            reasons.append(f"{len(alike)} of {total} layers: {reason}")
         else:
             for storage in alike:
                 storage.kernel = kernel

@@ -10,7 +10,9 @@ import mlx.core as mx
 
 from ferrum_mlx.backends.mlx.kernels.source import ATTEND, MERGE, Source
 
-MAX_ROWS = 16  # of a sequence: a decode row is one, a verify segment its drafts besides; longer ones are chunks
+MAX_ROWS = (
+    16  # of a sequence: a decode row is one, a verify segment its drafts besides; longer ones are chunks
+)
 MOST_DIM = 256  # elements of a head: a lane keeps a thirty-second of some in registers
 _SIMDS = 8  # simdgroups of a threadgroup
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -67,7 +69,7 @@ class MetalAttention:
     def __call__(
         self, queries: mx.array, keys: mx.array, values: mx.array, tables: RowTables, how: How
     ) -> mx.array:
-        """queries [end - start, heads, head_dim], pools [slots, kv_heads, …] → [end - start, heads, value_dim]."""
+        """queries [rows, heads, head_dim], pools [slots, kv_heads, …] → [rows, heads, value_dim]."""
         (rows, heads, dim), (_, kv_heads, value_dim) = queries.shape, values.shape
         group = heads // kv_heads
         vectors, tiles = _tiling(group, tables.most, max(dim, value_dim))

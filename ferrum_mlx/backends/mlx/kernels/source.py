@@ -24,8 +24,8 @@ class Source:
     body: str
 
 
-# Template: T of queries and pools, OUT; D and DV elements of a key and of a value; KV_HEADS; GROUP query heads
-# a KV head; BLOCK tokens a block; VECTORS at most in a threadgroup, SIMDS simdgroups; WINDOW, 0 for none;
+# Template: T of queries and pools, OUT; D and DV elements of a key and of a value; KV_HEADS, each with GROUP
+# query heads; BLOCK tokens a block; VECTORS at most in a threadgroup, SIMDS simdgroups; WINDOW, 0 for none;
 # CAPPED, SINKS; WHOLE if keys are not split.
 # Grid: tile · KV_HEADS + KV head, sequence, split.
 #
