@@ -24,7 +24,16 @@ import numpy as np
 
 FOLDER = Path(__file__).parent
 NO_COMPILER = None if which("g++") else "no g++ on this machine: the kernels cannot be compiled for the CPU"
-FLAGS = ("-std=c++14", "-O1", "-Wall", "-Wdouble-promotion", "-Werror", "-Wno-attributes", "-Wno-unused")
+FLAGS = (
+    "-std=c++14",
+    "-O1",
+    "-Wall",
+    "-Wdouble-promotion",
+    "-Werror",
+    "-Wno-attributes",
+    "-Wno-unused",
+    "-Wno-unknown-pragmas",
+)
 _SIDE = 4096  # bytes before and behind each array
 _STORED = {mx.bfloat16: np.uint16, mx.float16: np.float16, mx.float32: np.float32, mx.int32: np.int32}
 _built = tempfile.TemporaryDirectory(prefix="metal-shim-")  # gone when the process ends

@@ -25,7 +25,8 @@ METAL = mx.metal.is_available()
 pytestmark = pytest.mark.skipif(not METAL and NO_COMPILER is not None, reason=str(NO_COMPILER))
 on_the_shim = pytest.mark.skipif(METAL, reason="there is Metal here: its own compiler is used")
 MAKE: Callable[..., Any] = mx.fast.metal_kernel if METAL else Kernel
-TOLERANCE = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
+# Metal's fast::exp is right to some twenty units in the last place.
+TOLERANCE = {mx.float32: 1e-4 if METAL else 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 KINDS = {
     "one key, a block, some": Kind((1, 5, 16, 17, 250), (1,) * 5),
@@ -115,11 +116,11 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
     [
         (f"  {BARRIER}\n  const int v", "  const int v", "out depends on which simdgroup is first"),
         (f"  {BARRIER}  // before", "  // before", "out depends on which simdgroup is first"),
-        (BARRIER, f"if (simd > 0) {BARRIER}", "one thread is at the end, another at a barrier"),
+        (BARRIER, f"if (sg > 0) {BARRIER}", "one thread is at the end, another at a barrier"),
         ("s = simd_sum(s);", "if (lane > 3) s = simd_sum(s);", "in a simdgroup: one thread is at"),
         ("out[at * DV + d]", "out[at * DV + d - 1]", "writes before out"),
         ("out[at * DV + d]", "out[at * DV + d + 1]", "writes behind out"),
-        ("for (int d = 32 * simd", "double wide = 1.0", "error"),
+        ("for (int d = 32 * sg", "double wide = 1.0", "error"),
     ],
 )
 def test_the_shim_finds_faults_of_the_kernels(old: str, new: str, found: str) -> None:

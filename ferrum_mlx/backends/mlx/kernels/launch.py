@@ -77,6 +77,8 @@ class MetalAttention:
         whole = splits == 1
         numbers = self._given(how)
         sinks = numbers if how.sinks is None else how.sinks  # an array, which is not read
+        out: mx.array
+        merged: mx.array
         out, stats = self._attend(
             inputs=[queries, keys, values, tables.entries, numbers, sinks],
             template=[

@@ -24,6 +24,8 @@ class Source:
     body: str
 
 
+# Loops over arrays that live in registers are unrolled by order: an unknown index would put them in memory.
+#
 # Template: T of queries and pools, OUT; D and DV elements of a key and of a value; KV_HEADS, each with GROUP
 # query heads; BLOCK tokens a block; VECTORS at most in a threadgroup, SIMDS simdgroups; WINDOW, 0 for none;
 # CAPPED, SINKS; WHOLE if keys are not split.
@@ -46,7 +48,7 @@ constexpr int HEADS = KV_HEADS * GROUP;
 constexpr float LOWEST = -1e30f;
 threadgroup float peaks[SIMDS], totals[SIMDS], parts[SIMDS * DV];
 
-const int lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup;
+const int lane = thread_index_in_simdgroup, sg = simdgroup_index_in_threadgroup;
 const int kv_head = threadgroup_position_in_grid.x % KV_HEADS;
 const int tile = threadgroup_position_in_grid.x / KV_HEADS;
 const int entry = 4 * threadgroup_position_in_grid.y;
@@ -59,6 +61,7 @@ const int vectors = min(int(VECTORS), rows * GROUP - tile * VECTORS);
 if (vectors <= 0) return;
 
 float q[VECTORS][EK], acc[VECTORS][EV], peak[VECTORS], total[VECTORS];
+#pragma clang loop unroll(full)
 for (int m = 0; m < VECTORS; m++) {
   const int v = tile * VECTORS + min(m, vectors - 1);
   const int64_t at = (int64_t(start + v / GROUP) * HEADS + kv_head * GROUP + v % GROUP) * D;
@@ -75,11 +78,12 @@ const int lowest = WINDOW > 0 ? max(position - WINDOW + 1, 0) : 0;
 const int first_block = lowest / BLOCK, end_block = (context - 1) / BLOCK + 1;
 const int share = (end_block - first_block + splits - 1) / splits;
 const int last = min(first_block + (split + 1) * share, end_block);
-for (int b = first_block + split * share + simd; b < last; b += SIMDS) {
+for (int b = first_block + split * share + sg; b < last; b += SIMDS) {
   const int64_t slot = (int64_t(tables[table + b]) - b) * BLOCK;  // of position 0, if all were like this
   const int end = min((b + 1) * BLOCK, context);
   for (int t = max(b * BLOCK, lowest); t < end; t += KEYS) {
     float k[KEYS][EK], w[KEYS][EV];
+#pragma clang loop unroll(full)
     for (int j = 0; j < KEYS; j++) {
       const int64_t at = (slot + min(t + j, end - 1)) * KV_HEADS + kv_head;
       for (int i = 0; i < EK; i++) {
@@ -91,11 +95,13 @@ for (int b = first_block + split * share + simd; b < last; b += SIMDS) {
         w[j][i] = DV % 32 == 0 || d < DV ? static_cast<float>(values[at * DV + d]) : 0.0f;
       }
     }
+#pragma clang loop unroll(full)
     for (int m = 0; m < VECTORS; m++) {
       if (m >= vectors) continue;
       const int own = position + (tile * VECTORS + m) / GROUP;
       float score[KEYS], largest = peak[m];
       bool seen[KEYS];
+#pragma clang loop unroll(full)
       for (int j = 0; j < KEYS; j++) {
         float s = 0.0f;
         for (int i = 0; i < EK; i++) s += q[m][i] * k[j][i];
@@ -109,6 +115,7 @@ for (int b = first_block + split * share + simd; b < last; b += SIMDS) {
       peak[m] = largest;
       total[m] *= shrink;
       for (int i = 0; i < EV; i++) acc[m][i] *= shrink;
+#pragma clang loop unroll(full)
       for (int j = 0; j < KEYS; j++) {
         const float weight = seen[j] ? fast::exp(score[j] - largest) : 0.0f;
         total[m] += weight;
@@ -118,15 +125,16 @@ for (int b = first_block + split * share + simd; b < last; b += SIMDS) {
   }
 }
 
+#pragma clang loop unroll(full)
 for (int m = 0; m < VECTORS; m++) {
   if (m >= vectors) continue;
   if (lane == 0) {
-    peaks[simd] = peak[m];
-    totals[simd] = total[m];
+    peaks[sg] = peak[m];
+    totals[sg] = total[m];
   }
   for (int i = 0; i < EV; i++) {
     const int d = lane * EV + i;
-    if (DV % 32 == 0 || d < DV) parts[simd * DV + d] = acc[m][i];
+    if (DV % 32 == 0 || d < DV) parts[sg * DV + d] = acc[m][i];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int v = tile * VECTORS + m, head = kv_head * GROUP + v % GROUP;
@@ -140,12 +148,12 @@ for (int m = 0; m < VECTORS; m++) {
   }
   if (SINKS && WHOLE) sum += fast::exp(sink - largest);
   const int64_t at = (int64_t(start + v / GROUP) * HEADS + head) * splits + split;
-  for (int d = 32 * simd + lane; d < DV; d += 32 * SIMDS) {
+  for (int d = 32 * sg + lane; d < DV; d += 32 * SIMDS) {
     float found = 0.0f;
     for (int g = 0; g < SIMDS; g++) found += factor[g] * parts[g * DV + d];
     out[at * DV + d] = static_cast<OUT>(WHOLE ? found / sum : found);
   }
-  if (!WHOLE && simd == 0 && lane == 0) {
+  if (!WHOLE && sg == 0 && lane == 0) {
     stats[2 * at] = largest;
     stats[2 * at + 1] = sum;
   }

@@ -29,6 +29,12 @@ class TableStorage(PoolStorage):
     kernel: MetalAttention | None = None
     asked: Asked | None = None
 
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(kv_heads, head_dim) of keys and of values."""
+        (_, *keys), (_, *values) = self.keys.shape, self.values.shape
+        return (keys[0], keys[1]), (values[0], values[1])
+
     def attend(
         self, step: Step, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
     ) -> mx.array:
