@@ -16,9 +16,8 @@ from ferrum_mlx.bench import kernels
 from ferrum_mlx.bench.kernels import Shape
 from ferrum_mlx.errors import BackendUnavailableError, FerrumError
 
-from ..metal_shim.shim import NO_COMPILER, quick_kernel
+from ..metal_shim.shim import METAL, any_kernel, needs_kernels
 
-needs_a_compiler = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 TINY = Shape(2, 1, 8, (1, 2), (3, 20))
 
 
@@ -27,11 +26,11 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(kernels, "CALLS", 2)
     monkeypatch.setattr(kernels, "bandwidth", lambda backend, device: 1e9)
     return kernels.report(
-        2, lambda what: None, device="a shim", shape=TINY, make=lambda: MetalAttention(quick_kernel)
+        2, lambda what: None, device="a shim", shape=TINY, make=lambda: MetalAttention(any_kernel)
     )
 
 
-@needs_a_compiler
+@needs_kernels
 def test_every_system_at_every_size_in_every_form(report: Any) -> None:
     told = json.loads(report.as_json())
     lines = [(line["test"], line["streams"], line["system"]) for line in told["results"]]
@@ -61,14 +60,14 @@ def test_every_system_at_every_size_in_every_form(report: Any) -> None:
     }
 
 
-@needs_a_compiler
+@needs_kernels
 def test_a_kernel_that_computes_something_else_is_not_measured() -> None:
     class Wrong(MetalAttention):
         def __call__(self, *given: Any) -> mx.array:
             return super().__call__(*given) + 1
 
     with pytest.raises(FerrumError, match="the kernel computes something else: 1 rows over up to 83 keys"):
-        kernels.report(1, print, device="a shim", shape=TINY, make=lambda: Wrong(quick_kernel))
+        kernels.report(1, print, device="a shim", shape=TINY, make=lambda: Wrong(any_kernel))
 
 
 @pytest.mark.parametrize(("device", "why"), [("", "there is no Metal GPU here"), ("cpu", "--device cpu")])
@@ -78,7 +77,7 @@ def test_without_metal_it_is_refused(device: str, why: str, monkeypatch: pytest.
         kernels.on_this_mac(device, 1, print)
 
 
-@pytest.mark.skipif(not mx.metal.is_available(), reason="there is no Metal GPU here")
+@pytest.mark.skipif(not METAL, reason="there is no Metal GPU here")
 def test_on_a_mac_it_measures() -> None:
     found = kernels.on_this_mac("gpu", 1, print)
     assert all(line.figures["call_s"].mean > 0 for line in found.lines)

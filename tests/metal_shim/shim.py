@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 FOLDER = Path(__file__).parent
-NO_COMPILER = None if which("g++") else "no g++ on this machine: the kernels cannot be compiled for the CPU"
+METAL = mx.metal.is_available()
 FLAGS = (
     "-std=c++14",
     "-O1",
@@ -39,6 +41,20 @@ _STORED = {mx.bfloat16: np.uint16, mx.float16: np.float16, mx.float32: np.float3
 _built = tempfile.TemporaryDirectory(prefix="metal-shim-")  # gone when the process ends
 _texts: dict[object, str] = {}
 _libraries: dict[str, ctypes.CDLL] = {}
+
+
+def _missing() -> str | None:
+    """Why the kernels cannot run here at all."""
+    if METAL or (sys.platform == "linux" and which("g++")):
+        return None
+    if sys.platform != "linux":
+        return "no Metal here, and its stand-in for CPUs needs Linux"
+    return "no g++ here, which compiles the Metal kernels for the CPU; install it to test them"
+
+
+NEITHER = _missing()
+needs_kernels = pytest.mark.skipif(NEITHER is not None, reason=str(NEITHER))
+on_the_shim = pytest.mark.skipif(METAL, reason="there is Metal here: its own compiler is used")
 
 
 class ShimError(Exception):
@@ -127,9 +143,9 @@ class Kernel:
         ]
 
 
-def quick_kernel(**fields: Any) -> Kernel:
-    """For tests of what calls the kernels."""
-    return Kernel(**fields, orders=(False,))
+def any_kernel(**fields: Any) -> Any:
+    """For tests of what calls the kernels: Metal's, or compiled for the CPU and run once."""
+    return mx.fast.metal_kernel(**fields) if METAL else Kernel(**fields, orders=(False,))
 
 
 def _host(array: mx.array) -> np.ndarray:

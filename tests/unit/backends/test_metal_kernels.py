@@ -19,11 +19,9 @@ from ferrum_mlx.backends.mlx.kernels.tables import row_tables
 from ferrum_mlx.backends.mlx.kernels.trial import trial_step
 
 from ...metal_shim.attention import Case, Kind, by_rows, make_case
-from ...metal_shim.shim import NO_COMPILER, Kernel, ShimError
+from ...metal_shim.shim import METAL, Kernel, ShimError, needs_kernels, on_the_shim
 
-METAL = mx.metal.is_available()
-pytestmark = pytest.mark.skipif(not METAL and NO_COMPILER is not None, reason=str(NO_COMPILER))
-on_the_shim = pytest.mark.skipif(METAL, reason="there is Metal here: its own compiler is used")
+pytestmark = needs_kernels
 MAKE: Callable[..., Any] = mx.fast.metal_kernel if METAL else Kernel
 # Metal's fast::exp is right to some twenty units in the last place.
 TOLERANCE = {mx.float32: 1e-4 if METAL else 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}

@@ -5,7 +5,6 @@ The kernels run as in test_metal_kernels.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +20,10 @@ from ferrum_mlx.backends.mlx.kernels.trial import trial_step, trial_storage
 from ferrum_mlx.backends.mlx.pools import PoolStorage
 from ferrum_mlx.errors import FerrumError
 
-from ...metal_shim.shim import NO_COMPILER, quick_kernel
+from ...metal_shim.shim import any_kernel, needs_kernels, on_the_shim
 from ...parity import drive
 
-METAL = mx.metal.is_available()
-pytestmark = pytest.mark.skipif(not METAL and NO_COMPILER is not None, reason=str(NO_COMPILER))
-MAKE: Callable[..., Any] = mx.fast.metal_kernel if METAL else quick_kernel
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -39,7 +36,7 @@ def test_steps_of_decodes_verify_segments_and_chunks(window: int | None) -> None
         storage = trial_storage(num_slots, (2, 16), (2, 12), mx.float32)
         queries = mx.random.normal((each.num_tokens, 4, 1, 16), key=mx.random.key(5))
         want = storage.attend(each, queries, window, 0.3, None)
-        storage.kernel = MetalAttention(MAKE)
+        storage.kernel = MetalAttention(any_kernel)
         assert [type(part) for part in storage._parts(each, window)] == kinds
         np.testing.assert_allclose(storage.attend(each, queries, window, 0.3, None), want, atol=2e-5)
 
@@ -55,7 +52,7 @@ def executor(name: str) -> tuple[MLXExecutor, Any]:
 def test_models_through_the_kernel_give_mlx_lm_s_ids(name: str) -> None:
     """Full layers, windows and sinks; sequences that come and go, decodes beside chunks and drafts."""
     made, config = executor(name)
-    kernel = MetalAttention(MAKE)
+    kernel = MetalAttention(any_kernel)
     made.speed_up(lambda: kernel)
     assert made.capabilities().off == ()
     assert made.capabilities().max_verify_rows == MAX_ROWS
@@ -81,7 +78,7 @@ def test_with_wrong_blocks_they_do_not() -> None:
     made, config = executor("llama")
     for storage in made._packed.storages:
         assert isinstance(storage, TableStorage)
-        storage.kernel = Wrong(MAKE)
+        storage.kernel = Wrong(any_kernel)
     assert drive.run_engine(made, config).outputs != drive.reference_ids("llama")
 
 
@@ -99,9 +96,9 @@ def passes() -> None:
 
 
 def test_the_check_takes_the_kernel_and_refuses_a_wrong_one() -> None:
-    kernel = MetalAttention(MAKE)
+    kernel = MetalAttention(any_kernel)
     assert difference(kernel, asked(window=20, sinks=mx.zeros(4)), 8) is None
-    reason = difference(Wrong(MAKE), asked(), 8)
+    reason = difference(Wrong(any_kernel), asked(), 8)
     assert reason is not None
     assert "1 rows over up to 83 keys are off by" in reason
 
@@ -109,13 +106,13 @@ def test_the_check_takes_the_kernel_and_refuses_a_wrong_one() -> None:
         def __call__(self, *given: Any) -> mx.array:
             return super().__call__(*given[:-1], replace(given[-1], window=None))
 
-    assert "off by" in str(difference(WithoutWindow(MAKE), asked(window=20), 8))
+    assert "off by" in str(difference(WithoutWindow(any_kernel), asked(window=20), 8))
 
     class OnlyDecodes(MetalAttention):
         def __call__(self, *given: Any) -> mx.array:
             return super().__call__(*given) * (given[3].most == 1)
 
-    assert str(difference(OnlyDecodes(MAKE), asked(), 8)).startswith("16 rows over up to 83 keys")
+    assert str(difference(OnlyDecodes(any_kernel), asked(), 8)).startswith("16 rows over up to 83 keys")
 
 
 def test_the_kernel_is_on_in_the_layers_that_it_serves_and_off_in_others_with_the_reason() -> None:
@@ -123,7 +120,7 @@ def test_the_kernel_is_on_in_the_layers_that_it_serves_and_off_in_others_with_th
     half = asked()
     half.asked = Asked(4, mx.float16, half.asked.how)  # type: ignore[union-attr]
     plain = PoolStorage(0, 64, (2, 16), (2, 16), mx.float32)
-    kernel = MetalAttention(MAKE)
+    kernel = MetalAttention(any_kernel)
     reasons = switch_on([good, wide, never, half, plain, asked(), asked()], 8, lambda: kernel, passes)
     assert reasons == [
         "1 of 7 layers keep keys and values in a form of their own",
@@ -156,12 +153,12 @@ def test_a_kernel_that_cannot_be_made_or_run_or_changes_the_model_is_off_with_th
     def differs() -> None:
         raise FerrumError("the model is not exact")
 
-    (reason,) = switch_on([storage], 8, lambda: MetalAttention(MAKE), differs)
+    (reason,) = switch_on([storage], 8, lambda: MetalAttention(any_kernel), differs)
     assert reason == "through it, the model is not exact"
     assert storage.kernel is None
 
 
-@pytest.mark.skipif(METAL, reason="there is Metal here")
+@on_the_shim
 def test_without_metal_nothing_is_tried() -> None:
     made, _ = executor("llama")
     assert made.capabilities().off == ()
