@@ -118,7 +118,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
         ("s = simd_sum(s);", "if (lane > 3) s = simd_sum(s);", "in a simdgroup: one thread is at"),
         ("out[at * DV + d]", "out[at * DV + d - 1]", "writes before out"),
         ("out[at * DV + d]", "out[at * DV + d + 1]", "writes behind out"),
-        ("for (int d = 32 * sg", "double wide = 1.0", "error"),
+        ("sum += factor[g]", "sum += 1.0 * factor[g]", "double-promotion"),
     ],
 )
 def test_the_shim_finds_faults_of_the_kernels(old: str, new: str, found: str) -> None:
