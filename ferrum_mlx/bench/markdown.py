@@ -13,6 +13,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "prefill_tps": ("prefill tok/s", lambda value: f"{value:.1f}"),
     "decode_tps": ("decode tok/s", lambda value: f"{value:.1f}"),
     "output_tps": ("output tok/s", lambda value: f"{value:.1f}"),
+    "call_s": ("call µs", lambda value: f"{1e6 * value:.0f}"),
+    "read_bytes_per_s": ("read GB/s", lambda value: f"{value / 1e9:.1f}"),
     "ttft_s": ("TTFT s", lambda value: f"{value:.3f}"),
     "itl_p50_s": ("ITL p50 ms", lambda value: f"{1000 * value:.1f}"),
     "itl_p90_s": ("p90 ms", lambda value: f"{1000 * value:.1f}"),
@@ -29,8 +31,21 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "bandwidth_fraction": ("of bandwidth", lambda value: f"{100 * value:.0f} %"),
     "peak_memory_bytes": ("peak arrays MB", lambda value: f"{value / 1e6:.0f}"),
 }
-_SPREADS = ("prefill_tps", "decode_tps", "output_tps", "ttft_s", "longest_gap_s")  # shown with sd and median
-_TABLES = ("prefill_tps", "decode_tps", "output_tps", "quiet_gap_s")  # a table each, by what is measured
+_SPREADS = (
+    "prefill_tps",
+    "decode_tps",
+    "output_tps",
+    "call_s",
+    "ttft_s",
+    "longest_gap_s",
+)  # shown with sd and median
+_TABLES = (
+    "prefill_tps",
+    "decode_tps",
+    "output_tps",
+    "quiet_gap_s",
+    "call_s",
+)  # a table each, by what is measured
 
 
 def document(report: Report) -> str:
@@ -95,7 +110,9 @@ def _table_of(line: Line) -> str:
     """A line of an admission has a prefill speed, too, and one of several streams two speeds."""
     if "quiet_gap_s" in line.figures:
         return "quiet_gap_s"
-    return next((name for name in ("decode_tps", "output_tps") if name in line.figures), "prefill_tps")
+    return next(
+        (name for name in ("decode_tps", "output_tps", "call_s") if name in line.figures), "prefill_tps"
+    )
 
 
 def _cell(name: str, found: Spread | None) -> str:

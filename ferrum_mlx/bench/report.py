@@ -20,7 +20,8 @@ results                 test, streams, system, method, figures: name → {n, mea
 ratios                  test, streams, system, method, figure, n, mean, sd, median, min, max, values: this
                         engine over the system, and above 1 it is the better one
 
-The names of figures are defined in ferrum_mlx/bench/trace.py and ceiling.py; their last word is the unit.
+The names of figures are defined in ferrum_mlx/bench/trace.py, ceiling.py and kernels.py; their last word is
+the unit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ferrum_mlx.bench.trace import Figures
 VERSION = 1
 _SPREAD = ("n", "mean", "sd", "median", "min", "max")
 _CSV_COLUMNS = ("test", "streams", "system", "method", "figure", *_SPREAD)
-RATIOS = ("prefill_tps", "decode_tps", "output_tps", "ttft_s", "longest_gap_s")
+RATIOS = ("prefill_tps", "decode_tps", "output_tps", "ttft_s", "longest_gap_s", "call_s")
 
 
 @dataclass(frozen=True, slots=True)

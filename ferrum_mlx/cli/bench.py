@@ -12,6 +12,7 @@ from ferrum_mlx.cli.options import engine_config, engine_options
 from ferrum_mlx.errors import UsageError
 
 if TYPE_CHECKING:
+    from ferrum_mlx.bench.report import Report
     from ferrum_mlx.bench.workloads import Case
     from ferrum_mlx.config import EngineConfig
 
@@ -51,6 +52,9 @@ def _names(text: str) -> list[str]:
 @click.option(
     "--vs", default="", metavar="NAME,NAME", help="Peers: mlx-lm, transformers, llama.cpp, a server's URL."
 )
+@click.option(
+    "--kernels", is_flag=True, help="Attention alone in place of a model: the Metal kernel beside gathering."
+)
 @click.option("--reps", type=click.IntRange(1), default=5, show_default=True, help="Repetitions.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same prompts.")
 @click.option(
@@ -67,6 +71,7 @@ def bench(
     batch: tuple[int, ...],
     workload: str,
     vs: str,
+    kernels: bool,
     reps: int,
     seed: int,
     form: str,
@@ -83,6 +88,15 @@ def bench(
     model library's own first: what computes something else fails, exit code 1.
     """
     config = engine_config(options, model_argument)
+    form = "json" if as_json else form
+    if kernels:
+        if pp or tg or workload or vs or plot:
+            raise UsageError(
+                "--kernels beside --pp, --tg, --workload, --vs or --plot",
+                "allowed: --reps, --format and --json, since no model runs",
+            )
+        _run_kernels(config, reps, form)
+        return
 
     from ferrum_mlx.bench import plot as plots
     from ferrum_mlx.bench.peers import check_names
@@ -91,7 +105,7 @@ def bench(
     check_names(_names(vs))
     if plot:
         plots.check(plot)
-    failed = _run(config, cases, _names(vs), reps, seed, "json" if as_json else form, plot)
+    failed = _run(config, cases, _names(vs), reps, seed, form, plot)
     click.get_current_context().exit(1 if failed else 0)
 
 
@@ -150,8 +164,7 @@ def _run(
     finally:
         subject.engine.shutdown()
     if report.complete or report.lines:
-        texts = {"md": report.as_markdown, "json": report.as_json, "csv": report.as_csv}
-        click.echo(texts[form]())
+        _print(report, form)
         if plot:
             draw(report, cases, plot)
             say(f"the chart is in {plot}")
@@ -160,3 +173,17 @@ def _run(
     if not report.complete:
         raise KeyboardInterrupt
     return bool(report.results.faults)
+
+
+def _run_kernels(config: EngineConfig, reps: int, form: str) -> None:
+    """Raises KeyboardInterrupt after the report of what was measured until then."""
+    from ferrum_mlx.bench.kernels import on_this_mac
+
+    report = on_this_mac(config.device, reps, say)
+    _print(report, form)
+    if not report.complete:
+        raise KeyboardInterrupt
+
+
+def _print(report: Report, form: str) -> None:
+    click.echo({"md": report.as_markdown, "json": report.as_json, "csv": report.as_csv}[form]())

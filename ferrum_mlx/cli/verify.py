@@ -29,7 +29,9 @@ def verify(model_argument: str, as_json: bool, **options: Any) -> None:
 
     subject = build_subject(config, say)
     try:
-        introduce(subject.engine.ready())
+        introduce(ready := subject.engine.ready())
+        for why in ready.capabilities.off:
+            say(f"fast path off: {why}")
         report = verified(subject, say)
     finally:
         subject.engine.shutdown()

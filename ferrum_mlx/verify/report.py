@@ -58,6 +58,7 @@ class Report:
             "device": info.device,
             "numerics": self.numerics,
             "notes": list(self.ready.notes),
+            "off": list(self.ready.capabilities.off),
             "prompts": self.num_prompts,
             "tokens": NEW_TOKENS,
             "seconds": round(self.seconds, 2),

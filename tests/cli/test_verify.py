@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -66,6 +67,15 @@ def test_events_are_written(ferrum: Run, tmp_path) -> None:
 def verify(broken: Subject, monkeypatch: pytest.MonkeyPatch, *args: str):
     monkeypatch.setattr(build, "build_subject", lambda config, narrate: broken)
     return CliRunner().invoke(cli, ["verify", *args])
+
+
+def test_fast_paths_that_are_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = subject("fake")
+    capabilities = replace(slow.executor.capabilities(), off=("paged kernel: wrong here",))
+    monkeypatch.setattr(slow.executor, "capabilities", lambda: capabilities)
+    done = verify(slow, monkeypatch, "--json")
+    assert json.loads(done.stdout)["off"] == ["paged kernel: wrong here"]
+    assert "fast path off: paged kernel: wrong here" in done.stderr.splitlines()
 
 
 @pytest.mark.parametrize("backend", ["fake", "mlx-host"])

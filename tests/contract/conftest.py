@@ -14,6 +14,8 @@ from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.model_info import ModelInfo
 
+from ..metal_shim.shim import any_kernel, needs_kernels
+
 if TYPE_CHECKING:
     from ferrum_mlx.backends.torch.executor import TorchExecutor
 
@@ -131,13 +133,26 @@ def _capture(executor: TorchExecutor) -> None:
     executor.kv.forget_prefixes()  # the checks' own prompts
 
 
-@pytest.fixture(params=BACKENDS)
+def _through_the_kernel(executor: PagedExecutor) -> None:
+    """Decode and verify rows as on Metal."""
+    from ferrum_mlx.backends.mlx.executor import MLXExecutor
+    from ferrum_mlx.backends.mlx.kernels.launch import MetalAttention
+
+    assert isinstance(executor, MLXExecutor)
+    executor.speed_up(lambda: MetalAttention(any_kernel))
+    assert executor.capabilities().off == ()
+    executor.kv.forget_prefixes()  # the checks' own prompts
+
+
+@pytest.fixture(params=[*BACKENDS, pytest.param("mlx-kernel", marks=[pytest.mark.slow, needs_kernels])])
 def build(request: pytest.FixtureRequest) -> Build:
     """Makes an executor of the backend under test, with a pool of 40 blocks unless told otherwise."""
 
     def make(blocks: int = 40, **settings: Any) -> PagedExecutor:
-        executor = BACKENDS[request.param](tiny_config(**settings), blocks)
+        executor = BACKENDS[request.param.removesuffix("-kernel")](tiny_config(**settings), blocks)
         executor.prepare_startup()
+        if request.param == "mlx-kernel":
+            _through_the_kernel(executor)
         if request.param == "torch-captured":
             _capture(executor)
         return executor

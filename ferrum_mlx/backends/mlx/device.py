@@ -34,7 +34,8 @@ class Device:
     def fast_paths(self) -> dict[str, str]:
         """Which there are here, and why the others are off."""
         if not self.host:
-            return {"fast_paths": "Metal's kernels, compiled graphs", "fast_paths_off": "none"}
+            paged = "paged attention in place (where the check at load finds it right)"
+            return {"fast_paths": f"Metal's kernels, {paged}, compiled graphs", "fast_paths_off": "none"}
         return {
             "fast_paths": "linear layers and attention through numpy's BLAS, in float32",
             "fast_paths_off": "Metal's kernels (no GPU is used), compiled graphs (they need a C++ compiler)",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,6 +18,9 @@ from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, memory_limit,
 from ferrum_mlx.backends.mlx.halves import Halves, Parts
 from ferrum_mlx.backends.mlx.host_attention import HostStorage
 from ferrum_mlx.backends.mlx.host_layers import use_host_layers
+from ferrum_mlx.backends.mlx.kernels.check import switch_on
+from ferrum_mlx.backends.mlx.kernels.launch import MAX_ROWS, MetalAttention
+from ferrum_mlx.backends.mlx.kernels.tables import TableStorage
 from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, inspect_layers
 from ferrum_mlx.backends.mlx.packed import PackedModel
 from ferrum_mlx.backends.mlx.pending import Sampled, choose, token_ids
@@ -89,7 +93,8 @@ class MLXExecutor(PagedExecutor):
         num_slots = (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
         if self._host and layer.dtype == mx.float32:
             return HostStorage(group, num_slots, layer.key_shape, layer.value_shape, self._exact)
-        return PoolStorage(group, num_slots, layer.key_shape, layer.value_shape, layer.dtype)
+        kind = PoolStorage if self._host else TableStorage
+        return kind(group, num_slots, layer.key_shape, layer.value_shape, layer.dtype)
 
     def prepare_startup(self) -> None:
         """Take the first route that computes what the model computes alone.
@@ -98,6 +103,8 @@ class MLXExecutor(PagedExecutor):
             UnsupportedModelError: none does.
         """
         self._take_route()
+        if mx.default_device() == mx.gpu and not self._host:
+            self.speed_up(MetalAttention)
         # numpy's products on the host are computed as a step is built: there is nothing to run ahead of
         self._ahead = not self._host and not self._state_specs and self._halves.cut
         if not self._host and not self._ahead:
@@ -111,6 +118,12 @@ class MLXExecutor(PagedExecutor):
             )
         self.kv.forget_prefixes()  # of the check's own prompts
         self._state = ExecutorState.READY
+
+    def speed_up(self, make_kernel: Callable[[], MetalAttention]) -> None:
+        """Attend through a kernel in the layers in which it proves right here."""
+        check = partial(selfcheck.check, self)
+        reasons = switch_on(self._packed.storages, self.kv.block_size, make_kernel, check)
+        self._packed.off += [f"paged kernel: {reason}" for reason in reasons]
 
     def _take_route(self) -> None:
         failure: UnsupportedModelError | None = None
@@ -158,6 +171,8 @@ class MLXExecutor(PagedExecutor):
 
     def _verify_rows(self) -> int:
         """MLX's fused attention for few queries: at most 8 rows, and 32 of them by query heads a KV head."""
+        if all(isinstance(s, TableStorage) and s.kernel is not None for s in self._packed.storages):
+            return MAX_ROWS
         group = self.info.num_heads // max(1, self.info.num_kv_heads)
         return max(2, min(8, 32 // max(1, group)))
 

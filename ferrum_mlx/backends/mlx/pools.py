@@ -103,23 +103,25 @@ class PoolStorage:
     def attend(
         self, step: Step, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        out = []
-        for start, end, where, mask in step.once(
-            ("reads", self._group, window), lambda: self._reads(step, window)
-        ):
-            keys, values = self.keys[where], self.values[where]
-            rows = queries[start:end]  # [rows, heads, 1, head_dim]
-            if chunk := keys.ndim == 3:  # one sequence's rows: [1, heads, rows, head_dim]
-                rows, keys, values = rows.transpose(2, 1, 0, 3), keys[None], values[None]
-            result = mx.fast.scaled_dot_product_attention(
-                rows, keys.swapaxes(1, 2), values.swapaxes(1, 2), scale=scale, mask=mask, sinks=sinks
-            )
-            out.append(result.transpose(2, 1, 0, 3) if chunk else result)
+        reads = step.once(("reads", self._group, window), lambda: self._reads(step, window))
+        out = [self._attend_read(read, queries, scale, sinks) for read in reads]
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
-    def _reads(self, step: Step, window: int | None) -> list[_Read]:
-        """(first row, end row, key slots, mask): decode rows in buckets, all else by segment."""
-        reads: list[_Read] = []
+    def _attend_read(self, read: Read, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+        """Of a step's queries those of the read: [rows, heads, 1, value_dim]."""
+        start, end, where, mask = read
+        keys, values = self.keys[where], self.values[where]
+        rows = queries[start:end]  # [rows, heads, 1, head_dim]
+        if chunk := keys.ndim == 3:  # one sequence's rows: [1, heads, rows, head_dim]
+            rows, keys, values = rows.transpose(2, 1, 0, 3), keys[None], values[None]
+        result = mx.fast.scaled_dot_product_attention(
+            rows, keys.swapaxes(1, 2), values.swapaxes(1, 2), scale=scale, mask=mask, sinks=sinks
+        )
+        return result.transpose(2, 1, 0, 3) if chunk else result
+
+    def _reads(self, step: Step, window: int | None) -> list[Read]:
+        """Decode rows in buckets, all else by segment."""
+        reads: list[Read] = []
         alone = step.segments[step.num_decodes :]
         for bucket in step.decode_buckets():
             if len(bucket) == 1:  # reads a slice where its blocks are consecutive
@@ -129,14 +131,16 @@ class PoolStorage:
             padding = np.arange(slots.shape[1])[None] >= lengths[:, None]
             mask = mx.array(~padding)[:, None, None] if padding.any() else None
             reads.append((bucket[0].start, bucket[-1].end, mx.array(slots), mask))
-        for segment in alone:
-            first = segment.first_key(window)
-            where = self._key_slots(step, segment, first)
-            reads.append((segment.start, segment.end, where, _mask(segment, first, window)))
+        reads += [self._read_of(step, segment, window) for segment in alone]
         return sorted(reads, key=lambda read: read[0])
 
+    def _read_of(self, step: Step, segment: Segment, window: int | None) -> Read:
+        first = segment.first_key(window)
+        where = self._key_slots(step, segment, first)
+        return segment.start, segment.end, where, _mask(segment, first, window)
 
-_Read = tuple[int, int, slice | mx.array, mx.array | str | None]
+
+Read = tuple[int, int, slice | mx.array, mx.array | str | None]  # first row, end row, key slots, mask
 
 
 def _to_device(slots: slice | np.ndarray) -> slice | mx.array:
