@@ -93,7 +93,8 @@ def _left_out(board: Board) -> Iterator[Content]:
     for peer, why in board.absent.items():
         yield Content.assemble(LEFT_OUT, f" absent: {clean(peer)}, ", (clean(why), "dim"))
     for key, why in board.skipped.items():
-        yield Content.assemble(LEFT_OUT, f" left out: {case_of(key)} on {clean(key[2])}, ", (clean(why), "dim"))
+        which = f" left out: {case_of(key)} on {clean(key[2])}, "
+        yield Content.assemble(LEFT_OUT, which, (clean(why), "dim"))
 
 
 def _machine(board: Board) -> Iterator[Content]:
