@@ -101,7 +101,8 @@ def bench(
     more. Workloads show an engine: requests that come and go. With --workload the tests are left out,
     unless --pp or --tg is given too. With --speculative, edit, code and chat also run without it, in
     turns. Peers run in the same process on the same weights, in turns. Greedy ids are compared with the
-    model library's own first: what computes something else fails, exit code 1.
+    model library's own first: what computes something else fails, exit code 1. --watch shows all that on
+    the screen, drawn between runs only; q or Ctrl+C stops, with the report of what was measured.
     """
     config = engine_config(options, model_argument)
 

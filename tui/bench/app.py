@@ -6,7 +6,9 @@ something, which is between two runs, and sleeps while one is measured: no timer
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -55,7 +57,9 @@ class _Driver(LinuxDriver):
     """Stdout may be a file that takes the report; the size is that of the terminal that is drawn on."""
 
     def _get_terminal_size(self) -> tuple[int, int]:
-        columns, rows = os.get_terminal_size(sys.stderr.fileno())
+        terminal = sys.__stderr__  # sys.stderr is the app's own by now
+        assert terminal is not None
+        columns, rows = os.get_terminal_size(terminal.fileno())
         return columns or 80, rows or 24
 
 
@@ -90,7 +94,12 @@ class WatchApp(App[None]):
         self.register_theme(FERRUM)
         self.theme = self._wanted or FERRUM.name
         self.query_one("#results").focus()
+        # Of `kill -INT`, as Ctrl+C is a key here: asyncio's own handler would leave the benchmark running.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.action_stop)
         threading.Thread(target=self._listen, name="bench-events", daemon=True).start()
+
+    def on_unmount(self) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     def _listen(self) -> None:
         for event in self._source.events():

@@ -26,7 +26,7 @@ _COMPLETE, LEFT_OUT = ("✓", "$text-success"), ("✖", "dim")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _GAP = "  "
 _COUNT, _VALUE, _TTFT, _RATIO = 5, 8, 7, 17  # cells of columns
-_NARROWEST_BAR, _WIDEST_BAR = 8, 40
+_NARROWEST_BAR, _WIDEST_BAR = 4, 40
 
 
 def tables(board: Board, width: int) -> Iterator[Content]:
@@ -56,7 +56,7 @@ class _Table:
         room = min(_WIDEST_BAR, width - before - 2 * len(_GAP) - _TTFT - _RATIO)
         what = Content.assemble((case_of(self._rows[0].key), "bold"), (f"  {_FIGURES[self._figure]}", "dim"))
         if room < _NARROWEST_BAR:
-            yield what
+            yield what.truncate(width, ellipsis=True)
             for row in self._rows:
                 yield from self._stacked(row, min(names, width - 2 - len(_GAP) - _COUNT), width)
             return
@@ -74,9 +74,11 @@ class _Table:
         yield self._head(row, max(1, names))
         if row.key not in self._found:
             return
-        ttft, ratio = self._ttft(row), self._ratio(row)
-        said = f"TTFT {ttft} ms" if ttft else ""
-        room = max(1, min(_WIDEST_BAR, width - _VALUE - 3 * len(_GAP) - len(said)))
+        ratio = self._ratio(row)
+        longest = max(len(self._ttft(each)) for each in self._rows)  # the same for all: bars are compared
+        said = f"TTFT {self._ttft(row):>{longest}} ms" if self._ttft(row) else ""
+        beside = len("TTFT  ms") + longest if longest else 0
+        room = max(1, min(_WIDEST_BAR, width - _VALUE - 3 * len(_GAP) - beside))
         yield Content(_GAP).join(
             [Content(""), self._value(row), self._bar(row, room), Content.styled(said, "dim")]
         )
