@@ -1,11 +1,13 @@
 """`ferrum-mlx bench --watch`: the benchmark in a process of its own, on the screen while it runs.
 
-The report is the child's, word for word: it runs what the command without --watch runs. Nothing here wakes
-while it measures, but for the terminal's reader, which looks for keys ten times a second.
+The report is the child's, word for word: it runs what the command without --watch runs. A run begins when the
+screen has been drawn. While it is measured, nothing here wakes but the terminal's reader, which looks for
+keys ten times a second, and every other second a look at whether the terminal is still there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +19,7 @@ from typing import Self
 
 import click
 
-from ferrum_mlx.bench.progress import Ended, Event, Reported, Said
+from ferrum_mlx.bench.progress import Begun, Ended, Event, Reported, Said, Told
 from ferrum_mlx.chat import settings as user_settings
 from ferrum_mlx.child_process import end, how_it_ended, last_line, launch
 from ferrum_mlx.cli import bench
@@ -28,6 +30,7 @@ from ferrum_mlx.errors import FerrumError, UsageError, shown
 _MAIN = "ferrum_mlx.cli.watch:child"
 _PATIENCE = 10.0  # seconds that a child has to leave, once it has nothing to tell any more
 _GRACE = 1.0  # after SIGTERM
+_DRAWING = 5.0  # seconds that a run waits for the screen at most: it may hang, or be stopped
 
 
 def watch(asked: bench.Asked) -> int:
@@ -98,6 +101,11 @@ class Watched:
             case Ended():
                 self._ended = event
 
+    def drawn(self) -> None:
+        """The run that has begun may go on: nothing is drawn any more."""
+        with contextlib.suppress(OSError):  # the child is gone
+            self._pipe.send(None)
+
     def interrupt(self) -> None:
         """As Ctrl+C does where the command has the terminal: to it and to what it has started."""
         self._signal(signal.SIGINT)
@@ -152,9 +160,16 @@ def child() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent has made of it
     pipe = Connection(int(sys.argv[1]))
     asked: bench.Asked = pipe.recv()
-    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
+    drawn = threading.Event()
+    threading.Thread(target=_listen, args=(pipe, drawn), daemon=True).start()
 
-    def told(what: str) -> None:
+    def tell(event: Told) -> None:
+        drawn.clear()
+        pipe.send(event)
+        if isinstance(event, Begun):
+            drawn.wait(_DRAWING)
+
+    def narrate(what: str) -> None:
         say(what)  # into the log: the last words of a process that dies
         pipe.send(Said(what))
 
@@ -163,7 +178,7 @@ def child() -> None:
         pipe.send(Reported(text))
 
     try:
-        ended = Ended(1 if bench.run(asked, told, pipe.send, report) else 0)
+        ended = Ended(1 if bench.run(asked, narrate, tell, report) else 0)
     except KeyboardInterrupt:
         ended = Ended(130)
     except FerrumError as error:
@@ -173,9 +188,10 @@ def child() -> None:
         os._exit(0)  # see main: an interpreter that shuts down while an engine loads aborts
 
 
-def _end_with_parent(pipe: Connection) -> None:
-    """Nobody is left to tell once the parent, which says nothing more, has gone."""
-    try:
-        pipe.recv()
-    except (EOFError, OSError):
-        os._exit(1)
+def _listen(pipe: Connection, drawn: threading.Event) -> None:
+    while True:
+        try:
+            pipe.recv()
+        except (EOFError, OSError):
+            os._exit(1)  # the parent is gone: nobody is left to tell
+        drawn.set()

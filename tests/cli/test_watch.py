@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ferrum_mlx.bench.progress import Begun, Ended, Kept, Planned, Reported, Said
+from ferrum_mlx.bench.progress import Begun, Ended, Event, Kept, Planned, Reported, Said
 from ferrum_mlx.cli.bench import Asked
 from ferrum_mlx.cli.watch import Watched
 from ferrum_mlx.config import EngineConfig
@@ -109,8 +109,13 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 def test_events_come_as_they_were_told_and_the_command_s_words_after_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    events: list[Event] = []
     with Watched(ASKED) as watched:
-        events = list(watched.events())
+        for event in watched.events():
+            events.append(event)
+            if isinstance(event, Begun):
+                assert not watched._pipe.poll(0.1)  # a run of the fake takes less, if it does not wait
+                watched.drawn()
         assert watched.finish() == 0
     kinds = [type(event) for event in events if not isinstance(event, Said)]
     assert kinds[:2] == [Ready, Planned]

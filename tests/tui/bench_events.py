@@ -64,11 +64,12 @@ def halfway() -> Iterator[Event]:
 
 
 class Source:
-    """Tells what it is given; `asked` is what it was asked to do."""
+    """Tells what it is given; `asked` is what it was asked to do, `drawn_runs` counts what it was told."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self.asked: list[str] = []
+        self.drawn_runs = 0
         self.tell(*events)
 
     def tell(self, *events: Event) -> None:
@@ -81,6 +82,9 @@ class Source:
     def events(self) -> Iterator[Event]:
         while (event := self._events.get()) is not None:
             yield event
+
+    def drawn(self) -> None:
+        self.drawn_runs += 1
 
     def interrupt(self) -> None:
         self.asked.append("interrupt")

@@ -11,11 +11,11 @@ import pytest
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 
-from ferrum_mlx.bench.progress import Said
+from ferrum_mlx.bench.progress import Begun, Said
 from ferrum_tui.bench.app import WatchApp
 from ferrum_tui.engine.readings import Readings
 
-from .bench_events import Source, halfway
+from .bench_events import TG, Source, halfway, plan
 from .driver import screen, until
 from .screen_host import LOOKS
 
@@ -37,6 +37,16 @@ async def test_every_size_and_every_kind_of_colours(size: tuple[int, int], theme
             await shows(pilot, part)
         await pilot.press("end")
         await shows(pilot, "note: a note [x][2J")
+
+
+async def test_a_run_goes_on_when_it_is_on_the_screen() -> None:
+    source = Source([plan(), Said("a warm-up")])
+    async with watching(source).run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "… a warm-up")
+        assert source.drawn_runs == 0
+        source.tell(Begun(TG, 1))
+        await until(pilot, lambda: source.drawn_runs == 1)
+        assert "▶ tg128 × 2, ferrum-mlx" in screen(pilot.app)
 
 
 async def test_keys_scroll() -> None:

@@ -1,7 +1,8 @@
 """The screen of `ferrum-mlx bench --watch`.
 
-It must not disturb what it shows. The benchmark runs in another process; this one draws when that tells
-something, which is between two runs, and sleeps while one is measured: no timer, no animation, no cursor.
+It must not disturb what it shows. The benchmark runs in another process. This one draws when that tells
+something, which is between two runs; the next one waits until that is done. While it is measured the
+screen sleeps: no timer, no animation, no cursor.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from textual.containers import VerticalScroll
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from ferrum_mlx.bench.progress import Event
+from ferrum_mlx.bench.progress import Begun, Event
 
 from ..engine.readings import Readings
 from ..theme import FERRUM
@@ -34,6 +35,10 @@ class Source(Protocol):
 
     def events(self) -> Iterator[Event]:
         """Up to its end; waits for each."""
+        ...
+
+    def drawn(self) -> None:
+        """The run that has begun is on the screen."""
         ...
 
     def interrupt(self) -> None:
@@ -108,6 +113,8 @@ class WatchApp(App[None]):
 
     def on_came(self, message: Came) -> None:
         self.board.take(message.event)
+        if isinstance(message.event, Begun):
+            self.call_after_refresh(self._source.drawn)
 
     def on_over(self) -> None:
         self.exit()
