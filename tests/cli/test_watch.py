@@ -33,10 +33,11 @@ def test_the_screen_then_the_report_into_a_file(tmp_path: Path) -> None:
     into = ["/bin/sh", "-c", 'out=$1; shift; exec "$@" > "$out"', "sh", str(out)]
     command = [*into, *FAKE, "--reps", "2", "--seed", "5", "--json", "--watch"]
     with PseudoTerminal(command, columns=118, rows=30) as terminal:
-        terminal.wait_for("╭" + "─" * 116 + "╮")  # of the terminal's size, not of stdout's, which has none
+        terminal.wait_for("╭" + "─" * 116 + "╮")  # the terminal's size; stdout has none
         terminal.wait_for("2 repetitions  seed 5")
         terminal.wait_for("greedy ids = the model's own forward")
         assert terminal.end() == 0
+    assert "╭" + "─" * 78 + "╮" not in terminal.text
     assert terminal.output.count("\x1b[?1049h") == terminal.output.count("\x1b[?1049l") == 1
     told = json.loads(out.read_text())
     assert (told["complete"], told["settings"]) == (True, {"reps": 2, "seed": 5})

@@ -64,12 +64,11 @@ def halfway() -> Iterator[Event]:
 
 
 class Source:
-    """Tells what it is given; `asked` is what it was asked to do, `drawn_runs` counts what it was told."""
+    """Tells what it is given; `asked` is what it was asked to do."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self.asked: list[str] = []
-        self.drawn_runs = 0
         self.tell(*events)
 
     def tell(self, *events: Event) -> None:
@@ -84,7 +83,7 @@ class Source:
             yield event
 
     def drawn(self) -> None:
-        self.drawn_runs += 1
+        pass
 
     def interrupt(self) -> None:
         self.asked.append("interrupt")

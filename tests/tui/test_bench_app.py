@@ -39,13 +39,28 @@ async def test_every_size_and_every_kind_of_colours(size: tuple[int, int], theme
         await shows(pilot, "note: a note [x][2J")
 
 
-async def test_a_run_goes_on_when_it_is_on_the_screen() -> None:
-    source = Source([plan(), Said("a warm-up")])
+async def test_a_run_goes_on_when_the_screen_has_been_drawn_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, log = Source([plan(), Said("a warm-up")]), []
+    display = WatchApp._display
+
+    def painted(self: WatchApp, *args: Any) -> None:
+        log.append("painted")
+        display(self, *args)
+
+    monkeypatch.setattr(WatchApp, "_display", painted)
+    monkeypatch.setattr(source, "drawn", lambda: log.append("goes on"))
     async with watching(source).run_test(size=(80, 24)) as pilot:
         await shows(pilot, "… a warm-up")
-        assert source.drawn_runs == 0
+        await pilot.pause(0.2)
+        assert "goes on" not in log
+        log.clear()
         source.tell(Begun(TG, 1))
-        await until(pilot, lambda: source.drawn_runs == 1)
+        await until(pilot, lambda: "goes on" in log)
+        await pilot.pause(0.2)
+        assert "painted" in log
+        assert log[-1] == "goes on"
         assert "▶ tg128 × 2, ferrum-mlx" in screen(pilot.app)
 
 
