@@ -12,18 +12,15 @@ import contextlib
 import os
 import queue
 import re
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from ferrum_mlx.child_process import end, how_it_ended, last_line, launch
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import EngineDiedError, FerrumError, UsageError, shown
 from ferrum_mlx.events import Callback, CallbackSink
@@ -53,7 +50,6 @@ Inbox = queue.SimpleQueue[Command]
 
 _ADVICE = "if it happens again, lower --kv-memory or take a smaller model"
 _SHORT_OF_MEMORY = re.compile("memory|alloc", re.IGNORECASE)  # as MLX, torch and Python word it
-_LOG_TAIL = 4096  # bytes of the child's output that are searched for its last line
 _GRACE = 1.0  # seconds a child has after each of: closed pipe, SIGTERM
 _GRACE_AT_EXIT = 10.0  # seconds a thread has to leave the array library's code
 
@@ -232,13 +228,12 @@ atexit.register(ThreadTransport.wait_at_exit)  # so after the clients' own, whic
 class ProcessTransport:
     """An engine in a child process: it may abort, be killed or hold its GIL without harm to this one.
 
-    The child is a fresh interpreter in a process group of its own, so that a terminal's Ctrl+C is the
-    parent's to decide. What it writes goes to a temporary file, whose last line is told when it dies.
+    The last line of what it wrote is told when it dies.
     """
 
     def __init__(self, config: EngineConfig, post: Post) -> None:
         try:
-            self._process, self._pipe, self._log = _launch()
+            self._process, self._pipe, self._log = launch("ferrum_mlx.transport:child")
         except OSError as error:
             raise EngineDiedError(
                 f"the engine's process cannot be started: {error}", next_step="check disk space and TMPDIR"
@@ -269,14 +264,7 @@ class ProcessTransport:
             self._log.close()
 
     def _end_child(self, patience: float) -> None:
-        for end in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(patience)
-                return
-            except subprocess.TimeoutExpired:
-                end()
-                patience = _GRACE
-        self._process.wait()
+        end(self._process, patience, _GRACE)
 
     def _write(self, config: EngineConfig, post: Post) -> None:
         try:
@@ -324,42 +312,9 @@ class ProcessTransport:
         return events
 
     def _obituary(self) -> EngineDiedError:
-        code = self._process.returncode
-        if code < 0:
-            what = f"the engine's process was killed by signal {-code} ({signal.strsignal(-code)})"
-        else:
-            what = f"the engine's process ended with exit code {code}"
-        last = self._last_line()
+        what = how_it_ended("the engine's process", self._process.returncode)
+        last = last_line(self._log)
         return EngineDiedError(f"{what}, last saying {shown(last)}" if last else what, next_step=_ADVICE)
-
-    def _last_line(self) -> str:
-        file = self._log.fileno()
-        tail = os.pread(file, _LOG_TAIL, max(0, os.fstat(file).st_size - _LOG_TAIL))
-        lines = tail.decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _launch() -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
-    """Start a child; returns it, our end of the socket to it, and the file of what it writes.
-
-    Raises:
-        OSError: nothing was started, and nothing is left open.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.ExitStack() as undo:  # only the child keeps its end, so its death is our EOF
-        undo.enter_context(ours)
-        log = undo.enter_context(tempfile.TemporaryFile())
-        start = f"import sys; sys.path[:] = {sys.path!r}; from ferrum_mlx.transport import child; child()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", start, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs.fileno()],
-            process_group=0,
-        )
-        undo.pop_all()
-    return process, Connection(ours.detach()), log
 
 
 def child() -> None:

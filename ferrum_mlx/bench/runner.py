@@ -16,6 +16,7 @@ from ferrum_mlx.bench import checks
 from ferrum_mlx.bench.ceiling import step_figures
 from ferrum_mlx.bench.checks import FAULT, NOT_CHECKED, Check
 from ferrum_mlx.bench.ours import Ours
+from ferrum_mlx.bench.progress import Begun, Kept, Key, Planned, Row, Skipped, Tell, untold
 from ferrum_mlx.bench.systems import System
 from ferrum_mlx.bench.trace import Figures, Trace
 from ferrum_mlx.bench.workloads import PAIRS, Arrival, Case
@@ -31,10 +32,10 @@ _T = TypeVar("_T")
 class Results:
     """Figures by (case, system), then repetition. It is filled as they come, and complete at any time."""
 
-    runs: dict[tuple[str, int, str], dict[int, Figures]] = field(default_factory=dict)
-    methods: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    runs: dict[Key, dict[int, Figures]] = field(default_factory=dict)
+    methods: dict[Key, str] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
-    skipped: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    skipped: dict[Key, str] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[Check]:
@@ -49,13 +50,17 @@ class Results:
 
 @dataclass(slots=True)
 class Runner:
-    """`ours` comes first in every comparison; `bandwidth` is in bytes a second, 0 while it is not known."""
+    """`ours` comes first in every comparison; `bandwidth` is in bytes a second, 0 while it is not known.
+
+    `say` is given what is about to be done, `tell` what is planned, begun, kept or left out.
+    """
 
     ours: Ours
     cases: Sequence[Case]
     reps: int
     seed: int
     say: Say
+    tell: Tell = untold
     peers: Sequence[System] = ()
     bandwidth: float = 0.0
     results: Results = field(default_factory=Results)
@@ -77,10 +82,22 @@ class Runner:
         pairs = PAIRS if case.name == "chat" and self.plain else 1
         return max(self.reps, pairs)
 
+    def plan(self) -> Planned:
+        rows = [
+            Row(_key(case, system), system.method(case), case.main, self.repetitions(case))
+            for case in self.cases
+            for system in self.systems(case)
+        ]
+        return Planned(self.ours.name, tuple(rows), self.reps, self.seed)
+
+    def note(self, check: Check) -> None:
+        self.results.note(check)
+        self.tell(check)
+
     def check_peers(self, prompt: list[int], ids: list[int]) -> None:
         """Greedy ids of a short prompt, beside ours."""
         for peer in self.peers:
-            self.results.note(self._check_peer(peer, f"greedy ids = those of {peer.name}", prompt, ids))
+            self.note(self._check_peer(peer, f"greedy ids = those of {peer.name}", prompt, ids))
 
     def _check_peer(self, peer: System, name: str, prompt: list[int], ids: list[int]) -> Check:
         case = Case("check", "text", 1, len(prompt) + len(ids))
@@ -111,6 +128,7 @@ class Runner:
         for rep in range(most):
             for case, system, arrivals in self._turns(rep):
                 self.say(f"{rep + 1} of {self.repetitions(case)}: {_named(case, system)}")
+                self.tell(Begun(_key(case, system), rep))
                 run = self._run(case, system, arrivals)
                 if run is not None:
                     self._keep(case, system, rep, run)
@@ -142,10 +160,14 @@ class Runner:
         return self._answers[case.name, number]
 
     def _refused(self, case: Case, system: System) -> bool:
-        key = (case.name, case.streams, system.name)
+        key = _key(case, system)
         if key not in self.results.skipped and (why := system.refusal(case)):
-            self.results.skipped[key] = why
+            self._skip(key, why)
         return key in self.results.skipped
+
+    def _skip(self, key: Key, why: str) -> None:
+        self.results.skipped[key] = why
+        self.tell(Skipped(key, why))
 
     def _run(self, case: Case, system: System, arrivals: Sequence[Arrival]) -> Trace | None:
         gc.collect()  # what the run before has left is not this one's to clear
@@ -154,15 +176,15 @@ class Runner:
         try:
             return system.run(case, arrivals)
         except Exception as error:  # a peer raises what it likes
-            self.results.skipped[case.name, case.streams, system.name] = f"it failed: {one_line(error)}"
+            self._skip(_key(case, system), f"it failed: {one_line(error)}")
             return None
 
     def _keep(self, case: Case, system: System, rep: int, run: Trace) -> None:
-        key = (case.name, case.streams, system.name)
+        key = _key(case, system)
         try:
             figures = case.figures(run)
         except FerrumError as error:
-            self.results.skipped[key] = str(error)
+            self._skip(key, str(error))
             return
         if run.peak_memory_bytes:
             figures["peak_memory_bytes"] = float(run.peak_memory_bytes)
@@ -174,11 +196,16 @@ class Runner:
                 self._check_ids(case, system, rep, run)
         self.results.methods[key] = system.method(case)
         self.results.runs.setdefault(key, {})[rep] = figures
+        self.tell(Kept(key, rep, figures))
 
     def _check_ids(self, case: Case, system: Ours, rep: int, run: Trace) -> None:
         prompt, answer = self._answers[case.name, rep % len(case.texts)]
         name = f"{case.name}: ids {system.method(case) or 'again'} = without speculation"
-        self.results.note(checks.same_ids(system.subject, name, prompt, run.streams[0].ids, answer))
+        self.note(checks.same_ids(system.subject, name, prompt, run.streams[0].ids, answer))
+
+
+def _key(case: Case, system: System) -> Key:
+    return case.name, case.streams, system.name
 
 
 def _alternating(items: Sequence[_T], rep: int) -> list[_T]:

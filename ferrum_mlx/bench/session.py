@@ -8,6 +8,7 @@ from dataclasses import replace
 from ferrum_mlx.bench import checks, machine, peers
 from ferrum_mlx.bench.ceiling import bandwidth
 from ferrum_mlx.bench.ours import Ours
+from ferrum_mlx.bench.progress import Absent, Bandwidth, Tell, untold
 from ferrum_mlx.bench.report import Report
 from ferrum_mlx.bench.runner import Runner
 from ferrum_mlx.bench.systems import PeerAbsentError, System
@@ -39,21 +40,24 @@ def benchmark(
     reps: int,
     seed: int,
     say: Callable[[str], None],
+    tell: Tell = untold,
 ) -> Report:
     """Measure. After Ctrl+C the report holds what was measured until then, and says so.
 
     Raises:
         FerrumError: a request of ours failed, or the text is not the model's.
     """
-    runner = Runner(Ours(subject, config), cases, reps, seed, say)
+    runner = Runner(Ours(subject, config), cases, reps, seed, say, tell)
     found: list[System] = []
     absent: dict[str, str] = {}
     rss = 0
     complete = True
     try:
+        tell(subject.engine.ready())
+        tell(runner.plan())
         say("checking the text")
         check, ids = checks.text_is_sane(subject)
-        runner.results.note(check)
+        runner.note(check)
         say(str(check))
         if check.outcome == checks.FAULT:
             raise FerrumError(f"{check}: this is not the model's text, so nothing is measured")
@@ -63,6 +67,7 @@ def benchmark(
         if subject.executor.memory().parameter_bytes:
             say("measuring how fast memory is read")
             runner.bandwidth = bandwidth(ready.backend, ready.info.device)
+            tell(Bandwidth(runner.bandwidth))
         if vs:
             say("setting up the peers")
             setting = peers.Setting(subject, config, cases)
@@ -71,8 +76,10 @@ def benchmark(
                     found.append(peers.find(name, setting))
                 except PeerAbsentError as error:
                     absent[name] = str(error)
+                    tell(Absent(name, str(error)))
                     say(f"{name} is absent: {error}")
             runner.peers = found
+            tell(runner.plan())
             runner.check_peers(checks.short_prompt(subject), ids)
             runner.warm_up(peers=True)
         runner.measure()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,11 +13,29 @@ from ferrum_mlx.cli.options import engine_config, engine_options
 from ferrum_mlx.errors import UsageError
 
 if TYPE_CHECKING:
+    from ferrum_mlx.bench.progress import Tell
     from ferrum_mlx.bench.report import Report
     from ferrum_mlx.bench.workloads import Case
     from ferrum_mlx.config import EngineConfig
 
 _FORMATS = ("md", "json", "csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A benchmark as the command line has it; see the options. It can be pickled, as cases cannot."""
+
+    config: EngineConfig
+    pp: tuple[int, ...] | None
+    tg: tuple[int, ...] | None
+    depths: tuple[int, ...]
+    batches: tuple[int, ...]
+    workloads: tuple[str, ...]
+    vs: tuple[str, ...]
+    reps: int
+    seed: int
+    form: str
+    plot: str
 
 
 def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -33,8 +52,8 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 @click.command(short_help="Measure speed, alone and beside other engines.")
@@ -62,6 +81,7 @@ def _names(text: str) -> list[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--plot", metavar="FILE", default="", help="Draw a chart too: a .png or .svg file.")
+@click.option("--watch", is_flag=True, help="Show it on the screen while it runs; then the report.")
 @engine_options
 def bench(
     model_argument: str,
@@ -77,6 +97,7 @@ def bench(
     form: str,
     as_json: bool,
     plot: str,
+    watch: bool,
     **options: Any,
 ) -> None:
     """Measure MODEL, or the default model, on this machine; the report goes to stdout.
@@ -85,14 +106,15 @@ def bench(
     more. Workloads show an engine: requests that come and go. With --workload the tests are left out,
     unless --pp or --tg is given too. With --speculative, edit, code and chat also run without it, in
     turns. Peers run in the same process on the same weights, in turns. Greedy ids are compared with the
-    model library's own first: what computes something else fails, exit code 1.
+    model library's own first: what computes something else fails, exit code 1. --watch shows all that on
+    the screen, drawn between runs only; q or Ctrl+C stops, with the report of what was measured.
     """
     config = engine_config(options, model_argument)
     form = "json" if as_json else form
     if kernels:
-        if pp or tg or workload or vs or plot:
+        if pp or tg or workload or vs or plot or watch:
             raise UsageError(
-                "--kernels beside --pp, --tg, --workload, --vs or --plot",
+                "--kernels beside --pp, --tg, --workload, --vs, --plot or --watch",
                 "allowed: --reps, --format and --json, since no model runs",
             )
         _run_kernels(config, reps, form)
@@ -101,73 +123,86 @@ def bench(
     from ferrum_mlx.bench import plot as plots
     from ferrum_mlx.bench.peers import check_names
 
-    cases = _cases(config, pp, tg, depth, batch, _names(workload))
-    check_names(_names(vs))
+    asked = Asked(
+        *(config, pp, tg, depth, batch, _names(workload), _names(vs), reps, seed),
+        *(form, plot),
+    )
+    _cases(asked)
+    check_names(asked.vs)
     if plot:
         plots.check(plot)
-    failed = _run(config, cases, _names(vs), reps, seed, form, plot)
-    click.get_current_context().exit(1 if failed else 0)
+    if watch:
+        from ferrum_mlx.cli.watch import watch as show
+
+        click.get_current_context().exit(show(asked))
+    click.get_current_context().exit(1 if run(asked) else 0)
 
 
-def _cases(
-    config: EngineConfig,
-    pp: tuple[int, ...] | None,
-    tg: tuple[int, ...] | None,
-    depths: Sequence[int],
-    batches: Sequence[int],
-    workloads: Sequence[str],
-) -> list[Case]:
+def _cases(asked: Asked) -> list[Case]:
     from ferrum_mlx.bench.workloads import WORKLOADS, decode, prefill
 
+    config, pp, tg, workloads = asked.config, asked.pp, asked.tg, asked.workloads
     if pp is None and tg is None and not workloads:
         pp, tg = (512,), (128,)
-    if workloads == ["all"]:
-        workloads = list(WORKLOADS)
+    if workloads == ("all",):
+        workloads = tuple(WORKLOADS)
     for name in workloads:
         if name not in WORKLOADS:
             raise UsageError(f"--workload {name!r}", f"allowed: {', '.join(WORKLOADS)}, or all")
-    if pp and any(depths) and not config.prefix_cache:
+    if pp and any(asked.depths) and not config.prefix_cache:
         raise UsageError(
             "--pp with a --depth needs the prefix cache, which keeps the depth",
             next_step="leave --no-prefix-cache away, or give --tg alone",
         )
     chunk = min(config.max_prefill_chunk, config.max_num_batched_tokens)
-    shapes = [(depth, batch) for depth in depths for batch in batches]
+    shapes = [(depth, batch) for depth in asked.depths for batch in asked.batches]
     cases = [prefill(tokens, depth, batch) for tokens in pp or () for depth, batch in shapes]
     cases += [decode(tokens, depth, batch, chunk) for tokens in tg or () for depth, batch in shapes]
     return cases + [WORKLOADS[name]() for name in workloads]
 
 
-def _run(
-    config: EngineConfig,
-    cases: Sequence[Case],
-    vs: Sequence[str],
-    reps: int,
-    seed: int,
-    form: str,
-    plot: str,
+def run(
+    asked: Asked,
+    say: Callable[[str], None] = say,
+    tell: Tell | None = None,
+    show: Callable[[str], object] = click.echo,
 ) -> bool:
     """Whether a check failed.
+
+    Args:
+        tell: is given what bench/progress.py names.
+        show: is given the report.
 
     Raises:
         KeyboardInterrupt: after the report of what was measured until then.
     """
     from ferrum_mlx.bench.plot import draw
+    from ferrum_mlx.bench.progress import untold
     from ferrum_mlx.bench.session import benchmark, fitting
     from ferrum_mlx.build import build_subject
 
-    config = fitting(config, cases)
+    cases = _cases(asked)
+    config = fitting(asked.config, cases)
     subject = build_subject(config, say)
     try:
         introduce(subject.engine.ready())
-        report = benchmark(subject, config, cases, vs=vs, reps=reps, seed=seed, say=say)
+        report = benchmark(
+            subject,
+            config,
+            cases,
+            vs=asked.vs,
+            reps=asked.reps,
+            seed=asked.seed,
+            say=say,
+            tell=tell or untold,
+        )
     finally:
         subject.engine.shutdown()
     if report.complete or report.lines:
-        _print(report, form)
-        if plot:
-            draw(report, cases, plot)
-            say(f"the chart is in {plot}")
+        show(_text(report, asked.form))
+        if asked.plot:
+            draw(report, cases, asked.plot)
+            say(f"the chart is in {asked.plot}")
     for fault in report.results.faults:
         say(f"ferrum-mlx: {fault}; the figures are not those of this model")
     if not report.complete:
@@ -180,10 +215,10 @@ def _run_kernels(config: EngineConfig, reps: int, form: str) -> None:
     from ferrum_mlx.bench.kernels import on_this_mac
 
     report = on_this_mac(config.device, reps, say)
-    _print(report, form)
+    click.echo(_text(report, form))
     if not report.complete:
         raise KeyboardInterrupt
 
 
-def _print(report: Report, form: str) -> None:
-    click.echo({"md": report.as_markdown, "json": report.as_json, "csv": report.as_csv}[form]())
+def _text(report: Report, form: str) -> str:
+    return {"md": report.as_markdown, "json": report.as_json, "csv": report.as_csv}[form]()

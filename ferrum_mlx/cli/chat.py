@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from ferrum_mlx.cli.options import (
     sampling_options,
     thinking_option,
 )
-from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.cli.screen import has_screen, pull_if_missing
 from ferrum_mlx.errors import FerrumError
 
 
@@ -65,8 +64,8 @@ def chat(
     sampling.params(config.model)  # what is set must go together: said before the model is fetched
     thinking = settings.thinking if thinking is None else thinking
     system = settings.system if system is None else system
-    _pull_if_missing(config)
-    if plain or not _has_screen():
+    pull_if_missing(config)
+    if plain or not has_screen(sys.stdin, sys.stdout, sys.stderr):
         from ferrum_mlx.cli.linear import talk
 
         for note in notes:
@@ -114,16 +113,3 @@ def _open_store(resume: int | None, notes: list[str]) -> tuple[Store | None, Con
         notes.append("there is no session to go on with; this is the first")
         return store, None
     return store, store.load(session)
-
-
-def _has_screen() -> bool:
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # the screen is drawn on stderr
-    return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _pull_if_missing(config: EngineConfig) -> None:
-    """Download here, where progress can be shown: the engine's process has no terminal."""
-    if config.backend != "fake":
-        from ferrum_mlx import hub
-
-        hub.resolve(config.model, offline=config.offline, progress=True, backend=config.backend)

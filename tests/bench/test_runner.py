@@ -12,6 +12,7 @@ import pytest
 from ferrum_mlx.bench import workloads
 from ferrum_mlx.bench.checks import DIFFERS, EQUAL, FAULT, NOT_CHECKED, Check
 from ferrum_mlx.bench.ours import Ours
+from ferrum_mlx.bench.progress import Begun, Kept, Row, Skipped
 from ferrum_mlx.bench.runner import PLAIN, Results, Runner
 from ferrum_mlx.bench.workloads import PAIRS, Case
 from ferrum_mlx.errors import FerrumError
@@ -173,3 +174,38 @@ def test_what_makes_no_figures_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     bench, _ = runner(monkeypatch, [workloads.decode(8, 100, 2, 512)], kv_memory=4 * 128)
     bench.measure()
     assert "only 1 of 2 streams" in bench.results.skipped["tg8 @ d100", 2, "ferrum-mlx"]
+
+
+def test_what_is_told_is_what_is_kept_and_never_while_a_run_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, log = runner(monkeypatch, [PP, short("edit")])
+    told: list[Any] = []
+    run = Runner._run
+
+    def silent(self: Runner, *args: Any) -> Any:
+        before = len(told)
+        trace = run(self, *args)
+        assert [type(event) for event in told[before:]] in ([], [Skipped])  # a peer that failed
+        return trace
+
+    monkeypatch.setattr(Runner, "_run", silent)
+    bench.tell = told.append
+    bench.peers = [Script("peer", log), Script("broken", log, error=OSError("gone"))]
+    bench.measure()
+    runs = {(event.key, event.rep): event.figures for event in told if isinstance(event, Kept)}
+    kept = {
+        (key, rep): figures for key, by_rep in bench.results.runs.items() for rep, figures in by_rep.items()
+    }
+    assert runs == kept
+    assert len(kept) == 8  # two cases, two systems, two repetitions
+    assert {event.key: event.why for event in told if isinstance(event, Skipped)} == bench.results.skipped
+    assert [event for event in told if isinstance(event, Check)] == [
+        Check("edit: ids again = without speculation", EQUAL)
+    ] * 2
+    begun = [(event.key, event.rep) for event in told if isinstance(event, Begun)]
+    assert set(begun) - set(runs) == {((case, 1, "broken"), 0) for case in ("pp20", "edit")}
+    assert bench.plan().rows[:2] == (
+        Row(("pp20", 1, "ferrum-mlx"), "", "prefill_tps", 2),
+        Row(("pp20", 1, "peer"), "by script", "prefill_tps", 2),
+    )

@@ -100,6 +100,7 @@ def test_what_does_not_fit_is_one_line(refused: Callable[..., str]) -> None:
         (("--reps", "0"), "0 is not in the range"),
         (("--plot", "chart.pdf"), "--plot chart.pdf; allowed: a name that ends in .png or .svg"),
         (("one", "-m", "two"), "two models are named"),
+        (("--watch",), "--watch needs a terminal, and stdin or stderr is none"),
         (("--pp", "8", "--depth", "64", "--no-prefix-cache"), "needs the prefix cache"),
     ],
 )

@@ -37,6 +37,7 @@ LAYERS = (
         "nearties",
         "threads",
         "memory",
+        "child_process",
     ),
     (
         *("kv", "scheduler", "speculative", "launched", "tokenizer", "detokenizer", "output", "intake"),

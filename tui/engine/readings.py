@@ -1,22 +1,31 @@
-"""A text of an engine's readings that follows its feed."""
+"""A text of readings that follows what it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from textual.content import Content
 from textual.widgets import Static
 
-from .feed import EngineFeed
 
-Lines = Callable[[EngineFeed, int], Sequence[Content]]  # for a width in cells
+class Feed(Protocol):
+    """What may change, and says so, in the screen's thread."""
+
+    def subscribe(self, watcher: Callable[[], None]) -> None: ...
+
+    def unsubscribe(self, watcher: Callable[[], None]) -> None: ...
 
 
-class Readings(Static):
+F = TypeVar("F", bound=Feed)
+Lines = Callable[[F, int], Sequence[Content]]  # for a width in cells
+
+
+class Readings(Static, Generic[F]):
     """Redrawn when the feed changes or the width does, and at no other time."""
 
-    def __init__(self, feed: EngineFeed, lines: Lines) -> None:
-        super().__init__(markup=False)
+    def __init__(self, feed: F, lines: Lines[F], id: str | None = None) -> None:
+        super().__init__(markup=False, id=id)
         self.feed, self._lines = feed, lines
         self._shown: Sequence[Content] = ()
 

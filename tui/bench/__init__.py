@@ -1,0 +1,1 @@
+"""A benchmark on the screen while it runs."""
