@@ -30,9 +30,9 @@ class Cold:
         return getattr(self._executor, name)
 
     def try_admit_prefill(
-        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
+        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True, adapter: str = ""
     ) -> Admission:
-        return self._executor.try_admit_prefill(request_id, prompt, use_prefix=False)
+        return self._executor.try_admit_prefill(request_id, prompt, use_prefix=False, adapter=adapter)
 
 
 @dataclass(frozen=True, slots=True)
