@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.messages import Submit
 from ferrum_mlx.sampling import SamplingParams
-from ferrum_mlx.verify.guesses import Guesses
 from ferrum_mlx.verify.runs import Output, Subject, run
 
 from ..unit.tiny_adapters import Deltas, write_mlx_lm, write_peft
@@ -36,9 +34,9 @@ PROMPTS = [
 def sizes(model: str) -> dict[str, tuple[int, int]]:
     """(in, out) of every Linear layer inside the layers, by path: the same in both libraries."""
     from ferrum_mlx.backends.mlx import zoo
-    from ferrum_mlx.backends.mlx.adapters import _places
+    from ferrum_mlx.backends.mlx.adapters import linear_places
 
-    places = _places(dict(zoo.build(model).named_modules()))
+    places = linear_places(dict(zoo.build(model).named_modules()))
     return {path: place for path, place in places.items() if ".layers." in path and isinstance(place, tuple)}
 
 

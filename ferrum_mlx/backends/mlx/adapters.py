@@ -43,7 +43,7 @@ class AdaptedLayers:
         if not adapters:
             return
         modules = dict(model.named_modules())
-        places = _places(modules)
+        places = linear_places(modules)
         for adapter in adapters:
             check_fits(adapter, places)
         for path in dict.fromkeys(path for adapter in adapters for path in adapter.layers):
@@ -108,7 +108,7 @@ class AdaptedLayers:
         return product
 
 
-def _places(modules: dict[str, nn.Module]) -> Places:
+def linear_places(modules: dict[str, nn.Module]) -> Places:
     found: dict[str, tuple[int, int] | str] = {}
     for path, module in modules.items():
         if isinstance(module, nn.QuantizedLinear):

@@ -47,7 +47,7 @@ class AdaptedLayers:
             return
         self._device, self._dtype = model.device, model.dtype
         modules = dict(model.named_modules())
-        places = _places(modules)
+        places = linear_places(modules)
         for adapter in adapters:
             check_fits(adapter, places)
         for path in dict.fromkeys(path for adapter in adapters for path in adapter.layers):
@@ -133,7 +133,7 @@ class _Change:
         return out.reshape(y.shape)
 
 
-def _places(modules: dict[str, nn.Module]) -> Places:
+def linear_places(modules: dict[str, nn.Module]) -> Places:
     """A quantized layer of whatever class says how many features it takes and gives, as torch's own does."""
     found: dict[str, tuple[int, int] | str] = {}
     for path, module in modules.items():
