@@ -17,6 +17,7 @@ SPECULATIVE = ("off", "ngram", "self")  # or DRAFT and a model
 DRAFT = "draft:"
 DRAFT_TOKENS = 16  # guesses of a request in a step, unless --draft-tokens says otherwise
 BASE = "none"  # stands for the model without an adapter, where a name must be typed
+LOAD_ADAPTER = "--adapter NAME=FOLDER loads one"
 DEFAULT_CONTEXT = 4096  # tokens a request may hold unless --max-model-len says otherwise
 
 
@@ -166,7 +167,7 @@ def check_adapter(name: object, loaded: Sequence[str]) -> str:
         return ""
     if not isinstance(name, str) or name not in loaded:
         allowed = f"allowed: {', '.join(loaded)}, or none at all" if loaded else "no adapter is loaded"
-        raise UsageError(f"the adapter is {shown(name)}", allowed, "load it: --adapter NAME=FOLDER")
+        raise UsageError(f"the adapter is {shown(name)}", allowed, LOAD_ADAPTER)
     return name
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrum_mlx.cli.narrate import introduce, say
-from ferrum_mlx.cli.options import engine_config, engine_options
+from ferrum_mlx.cli.options import chosen_adapter, engine_config, engine_options, use_adapter_option
 from ferrum_mlx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,8 +59,10 @@ def _names(text: str) -> list[str]:
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--plot", metavar="FILE", default="", help="Draw a chart too: a .png or .svg file.")
 @engine_options
+@use_adapter_option
 def bench(
     model_argument: str,
+    use_adapter: str | None,
     pp: tuple[int, ...] | None,
     tg: tuple[int, ...] | None,
     depth: tuple[int, ...],
@@ -79,10 +81,11 @@ def bench(
     The tests are llama-bench's: pp512 prefills 512 tokens, tg128 decodes 128, "@ d2048" behind so many
     more. Workloads show an engine: requests that come and go. With --workload the tests are left out,
     unless --pp or --tg is given too. With --speculative, edit, code and chat also run without it, in
-    turns. Peers run in the same process on the same weights, in turns. Greedy ids are compared with the
-    model library's own first: what computes something else fails, exit code 1.
+    turns. Peers run in the same process on the same weights, in turns, and without adapters. Greedy ids
+    are compared with the model library's own first: what computes something else fails, exit code 1.
     """
     config = engine_config(options, model_argument)
+    adapter = chosen_adapter(config, use_adapter)
 
     from ferrum_mlx.bench import plot as plots
     from ferrum_mlx.bench.peers import check_names
@@ -91,7 +94,7 @@ def bench(
     check_names(_names(vs))
     if plot:
         plots.check(plot)
-    failed = _run(config, cases, _names(vs), reps, seed, "json" if as_json else form, plot)
+    failed = _run(config, cases, _names(vs), reps, seed, "json" if as_json else form, plot, adapter)
     click.get_current_context().exit(1 if failed else 0)
 
 
@@ -132,6 +135,7 @@ def _run(
     seed: int,
     form: str,
     plot: str,
+    adapter: str,
 ) -> bool:
     """Whether a check failed.
 
@@ -146,7 +150,7 @@ def _run(
     subject = build_subject(config, say)
     try:
         introduce(subject.engine.ready())
-        report = benchmark(subject, config, cases, vs=vs, reps=reps, seed=seed, say=say)
+        report = benchmark(subject, config, cases, vs=vs, reps=reps, seed=seed, say=say, adapter=adapter)
     finally:
         subject.engine.shutdown()
     if report.complete or report.lines:

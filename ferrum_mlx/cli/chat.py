@@ -15,11 +15,13 @@ from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.cli.narrate import say_note
 from ferrum_mlx.cli.options import (
+    chosen_adapter,
     engine_config,
     engine_options,
     sampling_given,
     sampling_options,
     thinking_option,
+    use_adapter_option,
 )
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
@@ -30,6 +32,7 @@ from ferrum_mlx.errors import FerrumError
 @engine_options
 @sampling_options
 @thinking_option
+@use_adapter_option
 @click.option("--system", default=None, help="System message of every conversation.")
 @click.option("--plain", is_flag=True, help="One prompt a line, no screen; so it is on a pipe, too.")
 @click.option(
@@ -44,6 +47,7 @@ from ferrum_mlx.errors import FerrumError
 def chat(
     model_argument: str,
     thinking: bool | None,
+    use_adapter: str | None,
     system: str | None,
     plain: bool,
     resume: int | None,
@@ -56,6 +60,7 @@ def chat(
     is kept, unless --resume is given.
     """
     config = engine_config(options, model_argument)
+    adapter = chosen_adapter(config, use_adapter, required=False)
     piped = not sys.stdin.isatty()
     settings, notes = (user_settings.Settings(), []) if piped else user_settings.load()
     config = config if config.model else replace(config, model=settings.model)
@@ -71,7 +76,8 @@ def chat(
 
         for note in notes:
             say_note(note)
-        click.get_current_context().exit(talk(config, sampling, system, thinking, resume, keep=not piped))
+        code = talk(config, sampling, system, thinking, resume, keep=not piped, adapter=adapter)
+        click.get_current_context().exit(code)
     os.environ.setdefault("ESCDELAY", "25")  # ms in which a key's sequence goes on; Textual waits 100
     from ferrum_tui.app import ChatApp
     from ferrum_tui.hangup import end_with_terminal
@@ -83,6 +89,7 @@ def chat(
         sampling,
         system,
         thinking=thinking,
+        adapter=adapter,
         store=store,
         settings=settings,
         conversation=conversation,
