@@ -155,6 +155,7 @@ class FakeExecutor(PagedExecutor):
         return (state,) if self._stateful else None
 
     def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
+        self.adapter_number(adapter)
         return np.stack([self._logits(token_ids[: i + 1]) for i in range(len(token_ids))])
 
     def _memory_in_use(self) -> tuple[int, int]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ferrum_mlx import nearties
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.fake import FakeCodec
 from ferrum_mlx.backends.zoo import VOCAB, info
@@ -22,6 +24,8 @@ from ferrum_mlx.messages import Submit
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.verify.runs import Output, Subject, run
 
+from ..contract.driver import FULL, admit, item
+from ..contract.driver import run as step
 from ..unit.tiny_adapters import Deltas, write_mlx_lm, write_peft
 
 BACKENDS = ["mlx-exact", "mlx-fast", *(["torch-exact", "torch-fast"] if find_spec("torch") else [])]
@@ -150,3 +154,82 @@ def test_each_row_goes_through_its_own_adapter(backend: str, adapters: Adapters)
         others = [merged(backend, adapters.deltas[other], prompt).ids for other in {"a", "b", ""} - {adapter}]
         wrong += sum(ids != got.ids for ids in others)
     assert wrong == 8  # a wrong adapter, or none, would have shown in every request
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_mlx_lm_s_own_layers_give_the_same(bits: int, tmp_path: Path) -> None:
+    """mlx-lm loads the same folder into its LoRALinear, over plain and over quantized layers."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.llama import Model, ModelArgs
+    from mlx_lm.tuner.utils import load_adapters
+
+    from ferrum_mlx.backends.mlx.adapters import linear_places
+    from ferrum_mlx.backends.mlx.executor import MLXExecutor
+
+    def model() -> Any:
+        mx.random.seed(3)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": VOCAB}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        settings = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+        made = Model(ModelArgs.from_dict(settings | sizes | heads))
+        made.apply(lambda array: array * 3)
+        if bits:
+            nn.quantize(made, group_size=32, bits=bits)
+        return made
+
+    def ids(of: Any, prompt: list[int]) -> list[int]:
+        return [int(token) for token, _ in generate_step(mx.array(prompt), of, max_tokens=TOKENS)]
+
+    places = linear_places(dict(model().named_modules()))
+    last = {path: size for path, size in places.items() if ".layers.1." in path and isinstance(size, tuple)}
+    write_mlx_lm(tmp_path, last, 5, num_layers=1)
+    config = EngineConfig(adapters=(("a", str(tmp_path)),), block_size=4, max_model_len=64)
+    ours = MLXExecutor(model(), info("llama"), config, host=not bits, free_memory=2**28)
+    ours.prepare_startup()
+    engine = Engine(ours, FakeCodec(), config, backend="mlx", backend_reason="")
+    done = run(Subject(engine, FakeCodec(), config), batch(["a", "", "a", ""]), max_chunk=7)
+    adapted, plain = load_adapters(model(), str(tmp_path)), model()
+    for i, prompt in enumerate(PROMPTS):
+        theirs, other = (plain, adapted) if i % 2 else (adapted, plain)
+        assert done.outputs[str(i)].ids == ids(theirs, prompt)
+        assert done.outputs[str(i)].ids != ids(other, prompt)
+
+
+@pytest.mark.skipif("torch-fast" not in BACKENDS, reason="torch is not installed")
+def test_packed_layers_and_replayed_steps(adapters: Adapters) -> None:
+    """Against the packed model with the change written into each layer's own forward."""
+    import torch
+
+    from ferrum_mlx.backends.torch import weights, zoo
+    from ferrum_mlx.backends.torch.executor import TorchExecutor
+
+    def packed() -> Any:
+        model = zoo.build("llama")
+        assert "int8" in weights.pack(model, kind="int8")[0]
+        return model
+
+    def change(layer: Any, delta: np.ndarray) -> None:
+        own, added = layer.forward, torch.from_numpy(delta)
+        layer.forward = lambda x: own(x) + x @ added.T
+
+    config = EngineConfig(adapters=adapters.config, block_size=4, max_model_len=128)
+    ours = TorchExecutor(packed(), info("llama"), config, free_memory=2**28)
+    ours.prepare_startup()
+    assert ours.capabilities().off == ()
+    ids, want = PROMPTS[1], []
+    for name in ("a", "b", ""):
+        theirs = packed()
+        for path, delta in adapters.deltas[name].items():
+            change(theirs.get_submodule(path), delta)
+        with torch.inference_mode():
+            want.append(theirs(torch.tensor([ids]), use_cache=False).logits[0, -1].numpy())
+    caches = [admit(ours, ids, adapter=name) for name in ("a", "b", "")]
+    step(ours, *(item(cache, ids[:-1], 0, is_final_chunk=False) for cache in caches))
+    replayed = step(ours, *(item(cache, ids[-1:], len(ids) - 1, logits=FULL) for cache in caches))
+    for row, result in zip(want, replayed, strict=True):
+        assert result.logits is not None
+        np.testing.assert_allclose(result.logits[0], row, atol=nearties.SAME_PRODUCTS * np.abs(row).max())
+    assert np.abs(want[0] - want[1]).max() > 1
+    assert np.abs(want[0] - want[2]).max() > 1
