@@ -107,8 +107,8 @@ def check_fits(adapter: Adapter, places: Places) -> None:
 
 def base_note(adapter: Adapter, model_id: str) -> str | None:
     """What a user must know where an adapter says that it was made for another model."""
-    base = adapter.form.base.rstrip("/").rpartition("/")[2]
-    if not base or base.lower() in model_id.lower():
+    base, model = (name.rstrip("/").rpartition("/")[2].lower() for name in (adapter.form.base, model_id))
+    if not base or base in model or model in base:  # one may say how it is packed, the other may be an alias
         return None
     return f"{adapter} says that it was made for {adapter.form.base}; this model is {model_id}"
 

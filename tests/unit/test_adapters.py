@@ -278,6 +278,7 @@ def test_an_adapter_that_says_it_is_for_another_model_is_told(tmp_path: Path) ->
     write_peft(tmp_path, SIZES, 1, base_model_name_or_path="meta/Tiny-1B")
     adapter = read_adapter("a", tmp_path)
     assert base_note(adapter, "mlx-community/tiny-1b-4bit") is None
+    assert base_note(adapter, "tiny") is None
     assert "made for meta/Tiny-1B; this model is other" in str(base_note(adapter, "other"))
     write_peft(tmp_path, SIZES, 1, base_model_name_or_path=None)
     assert base_note(read_adapter("a", tmp_path), "other") is None
