@@ -21,10 +21,9 @@ PROMPTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1])
 
 
 def check_all(executor: PagedExecutor) -> None:
-    """`check`, and where there are LoRA adapters again, with one sequence through the first of them."""
-    check(executor)
-    if executor.adapter_names:
-        check(executor, executor.adapter_names[0])
+    """`check`, and again for each LoRA adapter, with one sequence through it and one through none."""
+    for adapter in ("", *executor.adapter_names):
+        check(executor, adapter)
 
 
 def check(executor: ModelExecutor, adapter: str = "") -> None:

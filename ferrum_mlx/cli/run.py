@@ -78,6 +78,8 @@ def run(
     with EngineClient.in_thread(config, on_loading=say, on_note=say_note) as client:
         ready = client.start()
         introduce(ready)
+        if adapter:
+            say(f"through the adapter {adapter}")
         if as_json:
             stream = client.submit_all(requests, chat=chat, adapters=[adapter] * len(requests))
             failures = _print_json(stream, client, ready, adapter)

@@ -254,9 +254,7 @@ def adapted(base: Baseline) -> Row:
     for prompt, name, ours in zip(base.prompts, chosen, base.of(result), strict=True):
         logits = executor.forward([*prompt, *ours.ids[:-1]], adapter=name)[len(prompt) - 1 :]
         comparison.add(prompt, ours, Output([int(row.argmax()) for row in logits], list(logits)))
-    return base.row(
-        comparison, f"up to {result.seen.together} together, of {len(names) - 1} adapters and none"
-    )
+    return base.row(comparison, f"up to {result.seen.together} together, through {len(names) - 1} and none")
 
 
 CHECKS: dict[str, Callable[[Baseline], Row]] = {

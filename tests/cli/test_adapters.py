@@ -43,6 +43,7 @@ def test_run_says_which_one_answered(ferrum: Run) -> None:
     done = ferrum("run", *FAKE, *TWO, "--use-adapter", "b", "--json", "hello")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["adapter"] == "b"
+    assert "through the adapter b" in done.stderr
 
 
 def test_a_wrong_one_is_told_in_a_line(refused: Refused) -> None:

@@ -67,7 +67,7 @@ def executor(backend: str, config: EngineConfig, model: str = "llama") -> PagedE
         from ferrum_mlx.backends.mlx.executor import MLXExecutor
 
         built = mlx_zoo.build(model)
-        made = MLXExecutor(built, info(model), config, host=backend != "mlx-device", free_memory=2**28)
+        made = MLXExecutor(built, info(model), config, host=True, free_memory=2**28)
     else:
         from ferrum_mlx.backends.torch import zoo
         from ferrum_mlx.backends.torch.executor import TorchExecutor
