@@ -6,7 +6,8 @@ is in the reference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ferrum_mlx.backends.fake import FakeCodec
 from ferrum_mlx.backends.zoo import VOCAB, info
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
+from ferrum_mlx.errors import UnsupportedModelError
 from ferrum_mlx.messages import Submit
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.verify.runs import Output, Subject, run
@@ -35,13 +37,12 @@ PROMPTS = [
 ]
 
 
-def sizes(model: str) -> dict[str, tuple[int, int]]:
-    """(in, out) of every Linear layer inside the layers, by path: the same in both libraries."""
-    from ferrum_mlx.backends.mlx import zoo
-    from ferrum_mlx.backends.mlx.adapters import linear_places
-
-    places = linear_places(dict(zoo.build(model).named_modules()))
-    return {path: place for path, place in places.items() if ".layers." in path and isinstance(place, tuple)}
+def every_size(backend: str, model: str) -> dict[str, tuple[int, int]]:
+    """(in, out) of every Linear layer inside the layers, by path."""
+    zoo = import_module(f"ferrum_mlx.backends.{backend.split('-')[0]}.zoo")
+    places = import_module(f"ferrum_mlx.backends.{backend.split('-')[0]}.adapters").linear_places
+    found = places(dict(zoo.build(model).named_modules()))
+    return {path: size for path, size in found.items() if ".layers." in path and isinstance(size, tuple)}
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Adapters:
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
     """a in PEFT's form on some layers, b in mlx-lm's on all."""
     folder = tmp_path_factory.mktemp("adapters")
-    every = sizes("llama")
+    every = every_size("mlx", "llama")  # the same paths as in transformers
     some = {p: s for p, s in every.items() if p.endswith(("q_proj", "v_proj", "down_proj"))}
     deltas = {"": {}, "a": write_peft(folder / "a", some, 1), "b": write_mlx_lm(folder / "b", every, 2)}
     return Adapters((("a", str(folder / "a")), ("b", str(folder / "b"))), deltas)
@@ -215,7 +216,8 @@ def test_packed_layers_and_replayed_steps(adapters: Adapters) -> None:
         layer.forward = lambda x: own(x) + x @ added.T
 
     config = EngineConfig(adapters=adapters.config, block_size=4, max_model_len=128)
-    ours = TorchExecutor(packed(), info("llama"), config, free_memory=2**28)
+    facts = replace(info("llama"), computes_in="bfloat16")
+    ours = TorchExecutor(packed(), facts, config, free_memory=2**28)
     ours.prepare_startup()
     assert ours.capabilities().off == ()
     ids, want = PROMPTS[1], []
@@ -233,3 +235,21 @@ def test_packed_layers_and_replayed_steps(adapters: Adapters) -> None:
         np.testing.assert_allclose(result.logits[0], row, atol=nearties.SAME_PRODUCTS * np.abs(row).max())
     assert np.abs(want[0] - want[1]).max() > 1
     assert np.abs(want[0] - want[2]).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "path"),
+    [
+        ("mlx-fast", "mamba", "backbone.layers.0.mixer.x_proj"),  # called token by token
+        ("mlx-fast", "afm7", "model.layers.0.self_attn.qkv_proj"),  # three outputs
+        ("torch-fast", "phimoe", "model.layers.0.mlp.router"),  # scores and choices
+    ],
+)
+def test_a_layer_that_is_not_one_output_a_token_is_refused(
+    backend: str, model: str, path: str, tmp_path: Path
+) -> None:
+    if backend not in BACKENDS:
+        pytest.skip("torch is not installed")
+    write_peft(tmp_path, {path: every_size(backend, model)[path]}, 1, target_modules="one of them")
+    with pytest.raises(UnsupportedModelError, match=f"{path} is not a layer of one output a token"):
+        subject(backend, (("a", str(tmp_path)),), model)

@@ -86,12 +86,12 @@ class AdaptedLayers:
         self, rows: AdapterRows, path: str, pairs: dict[int, Pair], x: mx.array, y: mx.array
     ) -> mx.array:
         """`y` [..., out], with what the adapters make of `x` [..., in] on their rows."""
-        flat, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-        if rows.count is not None and len(flat) != rows.count:
+        if not isinstance(y, mx.array) or (rows.count is not None and x.size != rows.count * x.shape[-1]):
             raise UnsupportedModelError(
-                f"{path} sees {len(flat)} rows of a step's {rows.count}, so no adapter can change it here",
+                f"{path} is not a layer of one output a token, so no adapter can change it here",
                 next_step="leave the adapter away, or merge it into the model",
             )
+        flat, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
         for number, own in rows.groups:
             if number not in pairs:
                 continue

@@ -115,12 +115,13 @@ class _Change:
         owner = self._owner
         if not owner.groups:
             return y
-        flat, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-        if owner.count is not None and len(flat) != owner.count:
+        known = owner.count is None or x.numel() == owner.count * x.shape[-1]
+        if not known or not isinstance(y, torch.Tensor):
             raise UnsupportedModelError(
-                f"{self._path} sees {len(flat)} rows of a step's {owner.count}, so no adapter can change it",
+                f"{self._path} is not a layer of one output a token, so no adapter can change it here",
                 next_step="leave the adapter away, or merge it into the model",
             )
+        flat, out = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
         for number, rows in owner.groups:
             if number not in self._pairs:
                 continue
