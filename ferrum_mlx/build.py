@@ -114,7 +114,7 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
         draft = hub.resolve(model, offline=config.offline, progress=True, backend=backend)
         check_same_vocabulary(tokenizer, load_tokenizer(draft), resolved.name, draft.name)
         narrate(f"loading {draft.name}")
-        return load(draft, replace(config, model=model), narrate)
+        return load(draft, replace(config, model=model, adapters=()), narrate)
 
     executor, speculation, notes = build_executors(loaded, config, narrate, load_draft)
     engine = Engine(

@@ -130,7 +130,8 @@ def _check_width(target: ModelInfo, draft: ModelInfo) -> None:
 
 
 def _draft_config(draft: Loaded, config: EngineConfig) -> EngineConfig:
-    """The target's, within the draft model's own context."""
+    """The target's, within the draft model's own context; guesses come without adapters."""
+    config = replace(config, adapters=())
     limit = draft.info.max_sequence_length
     if config.max_model_len is None or not 0 < limit < config.max_model_len:
         return config

@@ -200,33 +200,39 @@ class EngineClient:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         chat: ChatOptions | None = None,
+        adapter: str = "",
     ) -> RequestStream:
         """Queue one request; see `submit_all`."""
         ids = [request_id] if request_id else None
-        return self.submit_all([(prompt, params or SamplingParams())], ids, chat)
+        return self.submit_all([(prompt, params or SamplingParams())], ids, chat, [adapter])
 
     def submit_all(
         self,
         requests: Sequence[tuple[Prompt, SamplingParams]],
         request_ids: Sequence[str] | None = None,
         chat: ChatOptions | None = None,
+        adapters: Sequence[str] | None = None,
     ) -> RequestStream:
         """Queue requests whose events come in one stream, in the order they happen.
 
         An engine that still loads takes them when it is ready. A request that cannot run, for want
         of an engine or a fault of its own, ends in Failed. `chat` says how conversations are templated.
         One with n samples becomes n requests, "ID.0" to "ID.<n - 1>", of the same seed. A prompt that
-        its owner changes afterwards stays here as it is.
+        its owner changes afterwards stays here as it is. `adapters` names the LoRA adapter of each request,
+        "" for none; without it all go without one.
 
         Raises:
             UsageError: a request_id that is in use.
         """
         with self._changed:
             ids = list(request_ids or (self._free_id(params.n) for _, params in requests))
+            chosen = adapters or [""] * len(requests)
             submits = [
                 (index, submit)
-                for index, (request_id, request) in enumerate(zip(ids, requests, strict=True))
-                for submit in samples(request_id, own(request[0]), request[1], chat or ChatOptions())
+                for index, (name, (prompt, params), adapter) in enumerate(
+                    zip(ids, requests, chosen, strict=True)
+                )
+                for submit in samples(name, own(prompt), params, chat or ChatOptions(), adapter)
             ]
             counts = Counter(submit.request_id for _, submit in submits)
             taken = [i for i, count in counts.items() if count > 1 or i in self._mailboxes]

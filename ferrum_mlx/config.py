@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
+from pathlib import Path
 
 from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.plain import whole
@@ -13,6 +16,8 @@ NUMERICS = ("exact", "fast")
 SPECULATIVE = ("off", "ngram", "self")  # or DRAFT and a model
 DRAFT = "draft:"
 DRAFT_TOKENS = 16  # guesses of a request in a step, unless --draft-tokens says otherwise
+BASE = "none"  # stands for the model without an adapter, where a name must be typed
+LOAD_ADAPTER = "--adapter NAME=FOLDER loads one"
 DEFAULT_CONTEXT = 4096  # tokens a request may hold unless --max-model-len says otherwise
 
 
@@ -42,6 +47,8 @@ class EngineConfig:
             the model's own first layers. The output is that of "off".
         draft_tokens: most guesses of a request in a step, fewer where they do not pay; None is
             DRAFT_TOKENS.
+        adapters: LoRA adapters to load with the model, as (name, folder) pairs or a dict; a request
+            chooses one by its name.
         events: a file to append one JSON line a step and a request's transition to; "" is none.
         offline: never touch the network.
     """
@@ -61,6 +68,7 @@ class EngineConfig:
     prefill_while_decoding: int | None = None
     speculative: str = "off"
     draft_tokens: int | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
     events: str = ""
     offline: bool = False
 
@@ -87,11 +95,16 @@ class EngineConfig:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _at_least(least, name, value, unit))
         _check_speculative(self.speculative)
+        object.__setattr__(self, "adapters", _adapters(self.adapters))
         if self.draft_tokens is not None and self.speculative == "off":
             raise UsageError(
                 f"draft_tokens is {self.draft_tokens}, and nothing drafts",
                 next_step="add --speculative ngram, or leave --draft-tokens away",
             )
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.adapters)
 
 
 # (field, least, unit)
@@ -116,6 +129,46 @@ def _check_speculative(value: object) -> None:
     if not isinstance(value, str) or not value.startswith(DRAFT) or value == DRAFT:
         choices = ", ".join(map(repr, SPECULATIVE))
         raise UsageError(f"speculative is {shown(value)}", f"allowed: {choices}, or '{DRAFT}MODEL'")
+
+
+def _adapters(value: object) -> tuple[tuple[str, str], ...]:
+    """As pairs of texts, each name once, each folder there."""
+    given = value.items() if isinstance(value, Mapping) else value
+    try:
+        pairs = [(name, fspath(folder)) for name, folder in given]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"adapters is {shown(value)}", "allowed: pairs of a name and a folder, or a dict of them"
+        ) from None
+    names = [name for name, _ in pairs]
+    for name, folder in pairs:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name) or name == BASE:
+            raise UsageError(
+                f"an adapter's name is {shown(name)}",
+                f"allowed: letters, digits and . _ + -, and not {BASE!r}, which is the model without one",
+            )
+        if names.count(name) > 1:
+            raise UsageError(f"two adapters are named {shown(name)}", "allowed: each name once")
+        if not isinstance(folder, str) or not Path(folder).is_dir():
+            raise UsageError(
+                f"there is no folder {shown(folder)} for the adapter {shown(name)}",
+                next_step="give the folder that PEFT or mlx-lm saved the adapter in",
+            )
+    return tuple(pairs)
+
+
+def check_adapter(name: object, loaded: Sequence[str]) -> str:
+    """The name of a request's adapter; "" is the model without one.
+
+    Raises:
+        UsageError: no adapter of that name is loaded.
+    """
+    if name in (None, ""):
+        return ""
+    if not isinstance(name, str) or name not in loaded:
+        allowed = f"allowed: {', '.join(loaded)}, or none at all" if loaded else "no adapter is loaded"
+        raise UsageError(f"the adapter is {shown(name)}", allowed, LOAD_ADAPTER)
+    return name
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -70,7 +70,8 @@ class Engine:
     ) -> None:
         self.executor = executor
         self.log = log or EventLog()
-        self._intake = Intake(codec, executor.info.vocab_size, executor.capabilities().kv_capacity)
+        capacity = executor.capabilities().kv_capacity
+        self._intake = Intake(codec, executor.info.vocab_size, capacity, config.adapter_names)
         self._scheduler = Scheduler(executor, config)
         self._backend, self._backend_reason, self._notes = backend, backend_reason, tuple(notes)
         self.speculation = speculation
@@ -136,7 +137,8 @@ class Engine:
         else:
             self._streams[name] = stream
             self._scheduler.add(stream.request)
-            self.log.add(RequestQueued(name, len(stream.request.prompt), command.priority))
+            tokens = len(stream.request.prompt)
+            self.log.add(RequestQueued(name, tokens, command.priority, stream.request.adapter))
 
     def abort(self, request_id: str) -> None:
         """End a request, whatever its state; unknown ids are over already.
@@ -337,6 +339,7 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             kv=self.executor.kv_capacity_snapshot(),
             cache=self.executor.cache_metrics(),
+            lora=self.executor.lora_metrics(),
             speculation=self.speculation.stats() if self.speculation else None,
         )
         self._events.append(Stepped(stats))

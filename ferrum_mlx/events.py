@@ -8,7 +8,7 @@ They go to sinks: a callback, or a file of JSON lines (`--events FILE`). A line 
 
 and, besides, by event:
 
-    queued       request_id, prompt_tokens, priority
+    queued       request_id, prompt_tokens, priority, adapter ("" without one)
     admitted     request_id, tokens (of the prompt), cached_tokens (of those, found in the prefix cache)
     preempted    request_id, computed_tokens (given up with its blocks)
     resumed      request_id, tokens (prompt and output so far), cached_tokens
@@ -53,6 +53,7 @@ class RequestQueued(_Record):
     request_id: str
     prompt_tokens: int
     priority: int
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ A step may be submitted while the one before it is in flight (batch.IN_FLIGHT), 
 `capabilities().one_step_ahead` says so; results are taken in order. What a step in flight touches is
 freed at its result, and `preempt`, `truncate_kv` and `discard_prefill` want none in flight.
 
-Not yet part of it: LoRA.
+A LoRA adapter belongs to a sequence from its admission on: a step's rows go through it, or through none,
+each by its own sequence, and a prefix is found by sequences of the same adapter alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ferrum_mlx.capacity import (
     NotSubmitted,
 )
 from ferrum_mlx.errors import CapacityError, ContractError
-from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
+from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage, LoraMetrics
 from ferrum_mlx.model_info import Capabilities, ExecutorStatus, MemoryRequirements, ModelInfo, StateSpec
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     def try_admit_prefill(
-        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
+        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True, adapter: str = ""
     ) -> Admission:
         """Probe for a prompt; launches no device work and allocates no block.
 
@@ -114,6 +115,10 @@ class ModelExecutor(ABC):
 
         Args:
             use_prefix: False computes every token (prompt logprobs need them all).
+            adapter: the LoRA adapter that the sequence's tokens go through; "" is none.
+
+        Raises:
+            ContractError: no adapter of that name is loaded.
         """
 
     @abstractmethod
@@ -139,6 +144,9 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     def cache_metrics(self) -> CacheMetrics: ...
+
+    @abstractmethod
+    def lora_metrics(self) -> LoraMetrics: ...
 
     @abstractmethod
     def truncate_kv(self, cache_id: int, new_len: int) -> None:
@@ -191,7 +199,7 @@ class ModelExecutor(ABC):
         """
 
     @abstractmethod
-    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
         """One pass without a cache: logits [len(token_ids), vocab_size] float32, for scoring."""
 
     @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from ferrum_mlx.config import check_adapter
 from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions, Prompt
 from ferrum_mlx.plain import wholes
@@ -12,6 +13,7 @@ from ferrum_mlx.sampling import SamplingParams
 
 TextPrompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 Conversations = Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]]
+Adapters = str | Sequence[str | None] | None
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -96,3 +98,16 @@ def with_params(prompts: list[Prompt], params: Params) -> list[tuple[Prompt, Sam
             f"there are {len(params)} params for {len(prompts)} prompts", "allowed: one, or one each"
         )
     return list(zip(prompts, params, strict=True))
+
+
+def adapters_of(prompts: list[Prompt], adapter: Adapters, loaded: Sequence[str]) -> list[str]:
+    """The LoRA adapter of each prompt by name; "" is none."""
+    if adapter is None or isinstance(adapter, str):
+        return [check_adapter(adapter, loaded)] * len(prompts)
+    if not isinstance(adapter, Sequence):
+        raise UsageError(f"adapter is {shown(adapter)}", "allowed: a name, one for all prompts or one each")
+    if len(adapter) != len(prompts):
+        raise UsageError(
+            f"there are {len(adapter)} adapters for {len(prompts)} prompts", "allowed: one, or one each"
+        )
+    return [check_adapter(name, loaded) for name in adapter]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import TypeGuard
 
+from ferrum_mlx.config import check_adapter
 from ferrum_mlx.errors import ContextLengthError, UsageError, shown
 from ferrum_mlx.messages import ChatMessage, ChatOptions, Prompt, Submit
 from ferrum_mlx.output import OutputStream, TextCodec, end_ids
@@ -14,10 +16,13 @@ from ferrum_mlx.sampling import check_vocab
 
 
 class Intake:
-    """`kv_capacity` is the most tokens a request can hold."""
+    """`kv_capacity` is the most tokens a request can hold; `adapters` are the names it may choose from."""
 
-    def __init__(self, codec: TextCodec, vocab_size: int, kv_capacity: int) -> None:
+    def __init__(
+        self, codec: TextCodec, vocab_size: int, kv_capacity: int, adapters: Sequence[str] = ()
+    ) -> None:
         self._codec, self._vocab_size, self._kv_capacity = codec, vocab_size, kv_capacity
+        self._adapters = adapters
 
     def take(self, command: Submit, arrived: float) -> OutputStream:
         """The request, with its way out.
@@ -30,6 +35,7 @@ class Intake:
             raise UsageError(
                 f"priority is {shown(command.priority)}", "allowed: a whole number, a lower one goes first"
             )
+        adapter = check_adapter(command.adapter, self._adapters)
         prompt = self._encode(command.prompt, command.chat)
         room = self._kv_capacity - len(prompt)
         if not prompt or room < 1:
@@ -46,6 +52,7 @@ class Intake:
             max_tokens=min(params.max_tokens or room, room),
             priority=command.priority,
             sample_index=command.sample_index,
+            adapter=adapter,
             end_ids=tuple(sorted(end_ids(params, self._codec))),
             bad_sequences=self._codec.encode_words(params.bad_words) if params.bad_words else (),
         )

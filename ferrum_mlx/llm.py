@@ -19,10 +19,12 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.events import Callback
 from ferrum_mlx.inputs import (
+    Adapters,
     ChatSettings,
     Conversations,
     Params,
     TextPrompts,
+    adapters_of,
     as_conversations,
     as_prompts,
     chat_options,
@@ -48,7 +50,7 @@ class LLM:
         model: catalogue alias, hub repository id, folder, or .gguf file; "" is the default model.
         backend: "auto", "mlx", "torch" or "fake".
         on_event: given each record of ferrum_mlx.events as it happens, in the engine's thread.
-        config: the other fields of EngineConfig.
+        config: the other fields of EngineConfig, such as adapters={"name": "folder"}.
 
     Raises:
         FerrumError: the settings, the model or the backend cannot be.
@@ -71,17 +73,37 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: TextPrompts, params: Params = None, *, stream: Literal[False] = False
+        self,
+        prompts: TextPrompts,
+        params: Params = None,
+        *,
+        stream: Literal[False] = False,
+        adapter: Adapters = None,
     ) -> list[RequestOutput]: ...
     @overload
     def generate(
-        self, prompts: TextPrompts, params: Params = None, *, stream: Literal[True]
+        self,
+        prompts: TextPrompts,
+        params: Params = None,
+        *,
+        stream: Literal[True],
+        adapter: Adapters = None,
     ) -> Iterator[OutputDelta]: ...
     def generate(
-        self, prompts: TextPrompts, params: Params = None, *, stream: bool = False
+        self,
+        prompts: TextPrompts,
+        params: Params = None,
+        *,
+        stream: bool = False,
+        adapter: Adapters = None,
     ) -> list[RequestOutput] | Iterator[OutputDelta]:
-        """Complete prompts: texts, or lists of token ids."""
-        return self._run(as_prompts(prompts), params, stream)
+        """Complete prompts: texts, or lists of token ids.
+
+        Args:
+            adapter: the name of a LoRA adapter that was loaded, one for all prompts or one each; None or ""
+                is the model without one.
+        """
+        return self._run(as_prompts(prompts), params, stream, adapter)
 
     @overload
     def chat(
@@ -90,6 +112,7 @@ class LLM:
         params: Params = None,
         *,
         stream: Literal[False] = False,
+        adapter: Adapters = None,
         **settings: Unpack[ChatSettings],
     ) -> list[RequestOutput]: ...
     @overload
@@ -99,6 +122,7 @@ class LLM:
         params: Params = None,
         *,
         stream: Literal[True],
+        adapter: Adapters = None,
         **settings: Unpack[ChatSettings],
     ) -> Iterator[OutputDelta]: ...
     def chat(
@@ -107,29 +131,46 @@ class LLM:
         params: Params = None,
         *,
         stream: bool = False,
+        adapter: Adapters = None,
         **settings: Unpack[ChatSettings],
     ) -> list[RequestOutput] | Iterator[OutputDelta]:
         """Answer conversations, lists of {"role": ..., "content": ...}, through the chat template.
 
         Args:
+            adapter: as in `generate`.
             settings: `tools`, JSON schemas of functions; `thinking`, a switch that only templates of
                 some reasoning models have; `template_args`, further variables of the template.
         """
-        return self._run(as_conversations(conversations), params, stream, chat_options(settings))
+        return self._run(as_conversations(conversations), params, stream, adapter, chat_options(settings))
 
     @overload
     def agenerate(
-        self, prompts: TextPrompts, params: Params = None, *, stream: Literal[False] = False
+        self,
+        prompts: TextPrompts,
+        params: Params = None,
+        *,
+        stream: Literal[False] = False,
+        adapter: Adapters = None,
     ) -> Coroutine[None, None, list[RequestOutput]]: ...
     @overload
     def agenerate(
-        self, prompts: TextPrompts, params: Params = None, *, stream: Literal[True]
+        self,
+        prompts: TextPrompts,
+        params: Params = None,
+        *,
+        stream: Literal[True],
+        adapter: Adapters = None,
     ) -> AsyncIterator[OutputDelta]: ...
     def agenerate(
-        self, prompts: TextPrompts, params: Params = None, *, stream: bool = False
+        self,
+        prompts: TextPrompts,
+        params: Params = None,
+        *,
+        stream: bool = False,
+        adapter: Adapters = None,
     ) -> Coroutine[None, None, list[RequestOutput]] | AsyncIterator[OutputDelta]:
         """`generate` for asyncio: await it, or `async for` over it with stream=True."""
-        return self._arun(as_prompts(prompts), params, stream)
+        return self._arun(as_prompts(prompts), params, stream, adapter)
 
     @overload
     def achat(
@@ -138,6 +179,7 @@ class LLM:
         params: Params = None,
         *,
         stream: Literal[False] = False,
+        adapter: Adapters = None,
         **settings: Unpack[ChatSettings],
     ) -> Coroutine[None, None, list[RequestOutput]]: ...
     @overload
@@ -147,6 +189,7 @@ class LLM:
         params: Params = None,
         *,
         stream: Literal[True],
+        adapter: Adapters = None,
         **settings: Unpack[ChatSettings],
     ) -> AsyncIterator[OutputDelta]: ...
     def achat(
@@ -155,10 +198,11 @@ class LLM:
         params: Params = None,
         *,
         stream: bool = False,
+        adapter: Adapters = None,
         **settings: Unpack[ChatSettings],
     ) -> Coroutine[None, None, list[RequestOutput]] | AsyncIterator[OutputDelta]:
         """`chat` for asyncio: await it, or `async for` over it with stream=True."""
-        return self._arun(as_conversations(conversations), params, stream, chat_options(settings))
+        return self._arun(as_conversations(conversations), params, stream, adapter, chat_options(settings))
 
     def metrics(self) -> StepStats:
         """The engine's latest step: running and waiting requests, KV blocks, cache, preemptions."""
@@ -185,18 +229,34 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompts: list[Prompt], params: Params, stream: bool, chat: ChatOptions | None = None
+        self,
+        prompts: list[Prompt],
+        params: Params,
+        stream: bool,
+        adapter: Adapters,
+        chat: ChatOptions | None = None,
     ) -> list[RequestOutput] | Iterator[OutputDelta]:
-        events = self._client.submit_all(with_params(prompts, params), chat=chat)
+        events = self._submit(prompts, params, adapter, chat)
         if stream:
             return self._deltas(events)
         return in_order(list(self._deltas(events)))
 
     def _arun(
-        self, prompts: list[Prompt], params: Params, stream: bool, chat: ChatOptions | None = None
+        self,
+        prompts: list[Prompt],
+        params: Params,
+        stream: bool,
+        adapter: Adapters,
+        chat: ChatOptions | None = None,
     ) -> Coroutine[None, None, list[RequestOutput]] | AsyncIterator[OutputDelta]:
-        events = self._client.submit_all(with_params(prompts, params), chat=chat)
+        events = self._submit(prompts, params, adapter, chat)
         return self._adeltas(events) if stream else self._acollect(events)
+
+    def _submit(
+        self, prompts: list[Prompt], params: Params, adapter: Adapters, chat: ChatOptions | None
+    ) -> RequestStream:
+        chosen = adapters_of(prompts, adapter, self._client.config.adapter_names)
+        return self._client.submit_all(with_params(prompts, params), chat=chat, adapters=chosen)
 
     def _deltas(self, events: RequestStream) -> Iterator[OutputDelta]:
         collector = Collector(events)

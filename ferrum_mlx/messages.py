@@ -42,7 +42,10 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A request. A lower `priority` goes first; `sample_index` tells the n samples of a prompt apart."""
+    """A request. A lower `priority` goes first; `sample_index` tells the n samples of a prompt apart.
+
+    `adapter` names one of EngineConfig.adapters; "" is the model without one.
+    """
 
     request_id: str
     prompt: Prompt
@@ -50,6 +53,7 @@ class Submit:
     chat: ChatOptions = ChatOptions()
     priority: int = 0
     sample_index: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Upper ends of the buckets that gaps between tokens are counted in, in seconds; above the last is one more.
 ITL_BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -82,6 +82,7 @@ class RequestStats:
         replayed_tokens: tokens computed again because of that; no part of `usage`.
         drafted_tokens, accepted_tokens: guesses that were verified, and those of them that were right.
         verifies: steps in which some were.
+        adapter: the LoRA adapter it went through; "" is none.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class RequestStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verifies: int = 0
+    adapter: str = ""
 
     @property
     def guesses(self) -> Guesses:
@@ -160,6 +162,15 @@ class CacheMetrics:
 NO_CACHE = CacheMetrics(enabled=False, block_size=0, kv_dtype="")
 
 
+@dataclass(frozen=True, slots=True)
+class LoraMetrics:
+    """The LoRA adapters of an engine: `active` is how many admitted requests go through each, by name."""
+
+    enabled: bool = False
+    adapter_count: int = 0
+    active: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats(Guesses):
     """Speculative decoding since the engine started.
@@ -205,4 +216,5 @@ class StepStats:
     preemptions: int = 0
     kv: KVUsage
     cache: CacheMetrics = NO_CACHE
+    lora: LoraMetrics = field(default_factory=LoraMetrics)
     speculation: SpeculationStats | None = None

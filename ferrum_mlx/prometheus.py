@@ -38,6 +38,7 @@ class _Numbers(Collector):
         for state, count in self._blocks().items():
             blocks.add_metric([self._model, state], count)
         yield blocks
+        yield from self._adapters()
         for name, what, value in self._counters():
             counter = CounterMetricFamily(f"ferrum_{name}", what, labels=["model_name"])
             counter.add_metric([self._model], value)
@@ -55,6 +56,15 @@ class _Numbers(Collector):
         yield "kv_cache_usage_perc", "Share of KV blocks that requests use; 1 is all.", used
         yield "prefix_cache_entries", "Blocks that a prompt can find.", cache.entries
         yield "prefix_cache_bytes", "Bytes of the blocks that a prompt can find.", cache.bytes
+
+    def _adapters(self) -> Iterator[Metric]:
+        """Where there are any."""
+        labels = ["model_name", "adapter"]
+        family = GaugeMetricFamily("ferrum_lora_requests", "Admitted requests by adapter.", labels=labels)
+        for name, count in self._step.lora.active.items():
+            family.add_metric([self._model, name], count)
+        if self._step.lora.enabled:
+            yield family
 
     def _blocks(self) -> Mapping[str, int]:
         """Every block once; a shared one counts as used, a cached one as free."""

@@ -24,6 +24,7 @@ class Request:
         max_tokens: params.max_tokens, or what the context leaves.
         priority: a lower one goes first.
         sample_index: tells the samples of one prompt apart, in their noise alone.
+        adapter: the LoRA adapter it goes through; "" is none.
         end_ids, bad_sequences: what params.min_tokens and params.bad_words mean in ids.
         num_computed_tokens: whose KV is there, or is being computed by a step in flight.
         in_flight: output tokens that steps in flight are about to sample.
@@ -43,6 +44,7 @@ class Request:
     max_tokens: int
     priority: int = 0
     sample_index: int = 0
+    adapter: str = ""
     end_ids: tuple[int, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     output: list[int] = field(default_factory=list)

@@ -15,16 +15,18 @@ def sample_ids(request_id: str, samples: int) -> list[str]:
     return [request_id] if samples == 1 else [f"{request_id}.{i}" for i in range(samples)]
 
 
-def samples(request_id: str, prompt: Prompt, params: SamplingParams, chat: ChatOptions) -> Iterator[Submit]:
+def samples(
+    request_id: str, prompt: Prompt, params: SamplingParams, chat: ChatOptions, adapter: str = ""
+) -> Iterator[Submit]:
     """An ordinary request a sample: they differ in their noise, and the first one alone scores the prompt."""
     if params.n == 1:
-        yield Submit(request_id, prompt, params, chat, params.priority)
+        yield Submit(request_id, prompt, params, chat, params.priority, adapter=adapter)
         return
     seed = secrets.randbits(63) if params.seed is None else params.seed
     first = replace(params, n=1, seed=seed)
     rest = replace(first, prompt_logprobs=None)
     for i, name in enumerate(sample_ids(request_id, params.n)):
-        yield Submit(name, prompt, rest if i else first, chat, params.priority, i)
+        yield Submit(name, prompt, rest if i else first, chat, params.priority, i, adapter)
 
 
 def own(prompt: Prompt) -> Prompt:

@@ -291,6 +291,7 @@ class Scheduler:
             request.request_id,
             request.tokens(0, request.num_tokens),
             use_prefix=request.params.prompt_logprobs is None,
+            adapter=request.adapter,
         )
         entry.deferred = admission if isinstance(admission, Deferred) else None
         entry.version = version

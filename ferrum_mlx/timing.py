@@ -75,6 +75,7 @@ class RequestTimer:
             drafted_tokens=request.num_drafted,
             accepted_tokens=request.num_accepted,
             verifies=request.num_verifies,
+            adapter=request.adapter,
         )
 
     @property

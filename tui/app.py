@@ -58,6 +58,7 @@ class ChatApp(App[None]):
         system: the system message of new conversations.
         make_client: makes the client, given config, on_loading and on_died.
         thinking: the switch of some reasoning models' templates.
+        adapter: the LoRA adapter that answers; "" is none.
         store: where conversations are kept; None keeps none.
         conversation: the one to open; None begins one.
         notes: what the user must be told that came up before the screen.
@@ -93,6 +94,7 @@ class ChatApp(App[None]):
         make_client: MakeClient = EngineClient.in_process,
         thinking: bool | None = None,
         *,
+        adapter: str = "",
         store: Store | None = None,
         settings: Settings | None = None,
         conversation: Conversation | None = None,
@@ -107,7 +109,7 @@ class ChatApp(App[None]):
         self.host = self.new_host(config)
         self.feed = EngineFeed(self.host.client)
         book = self.book(conversation or Conversation(system=system))
-        self.desk = Desk(self.host, book, Setup(choice, thinking))
+        self.desk = Desk(self.host, book, Setup(choice, thinking, adapter))
         if store is not None:
             store.on_note = self._note
         self.completions = Completions()
@@ -302,7 +304,7 @@ class ChatApp(App[None]):
         self._title.context = (talk.tokens, ready.max_model_len) if ready and talk.tokens else None
         self.prompt.border_title = "edit · Esc leaves it" if self.desk.editing else "prompt"
         self.prompt.border_subtitle = sanitize(
-            describe(talk.params, talk.book.conversation.system, talk.setup.thinking)
+            describe(talk.params, talk.book.conversation.system, talk.setup.thinking, talk.setup.adapter)
         )
 
     def _cannot_keep(self, error: FerrumError) -> None:

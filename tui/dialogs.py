@@ -41,8 +41,12 @@ async def use_model(app: ChatApp, model: str) -> None:
     """Go on with another model, in an engine of its own; the one before it ends."""
     await app.end_comparison()
     await app.desk.talk.abandon()
-    before, app.host = app.host, app.new_host(replace(app.host.config, model=model))
+    config = app.host.config
+    before, app.host = app.host, app.new_host(replace(config, model=model, adapters=()))
     app.desk.talk.host = app.host
+    if config.adapters:
+        app.tell("The adapters are those of the model before, and stay behind.")
+    app.desk.talk.setup = replace(app.desk.talk.setup, adapter="")
     app.feed.attach(app.host.client)
     app.show_setup()
     await before.close()
@@ -76,7 +80,8 @@ async def change_settings(app: ChatApp) -> None:
         return
     app.theme = new.theme
     app.show_panel(new.panel)
-    use_setup(app, Setup(replace(choice, given=new.sampling, settings={}), new.thinking))
+    choice = replace(choice, given=new.sampling, settings={})
+    use_setup(app, replace(talk.setup, choice=choice, thinking=new.thinking))
     if new.system != now.system:
         use_system(app, new.system)
 

@@ -54,6 +54,8 @@ async def obey(app: ChatApp, call: Call) -> None:
             await _system(app, argument)
         case "think":
             use_setup(app, replace(app.desk.talk.setup, thinking=commands.thinking(argument)))
+        case "adapter":
+            _adapter(app, argument)
         case "theme":
             _theme(app, argument)
         case _:
@@ -103,8 +105,8 @@ async def _compare(app: ChatApp, argument: str) -> None:
         await app.end_comparison()
     elif len(words) == 1 and "=" not in words[0]:
         await app.end_comparison()
-        host = app.new_host(replace(app.host.config, model=words[0], memory_share=0.5))
-        await app.desk.compare(host, setup, app.host.model, host.model)
+        host = app.new_host(replace(app.host.config, model=words[0], memory_share=0.5, adapters=()))
+        await app.desk.compare(host, replace(setup, adapter=""), app.host.model, host.model)
         host.start()
     else:
         changes = assignments(words)
@@ -146,6 +148,14 @@ async def _copy(app: ChatApp, what: str) -> None:
         blocks = [token.content for token in MarkdownIt("gfm-like").parse(text) if token.type == "fence"]
         text = blocks[-1] if blocks else ""
     app.tell(await copy(app, text) if text else "There is nothing to copy yet.")
+
+
+def _adapter(app: ChatApp, name: str) -> None:
+    setup, loaded = app.desk.talk.setup, app.host.config.adapter_names
+    if name:
+        use_setup(app, replace(setup, adapter=commands.adapter(name, loaded)))
+    else:
+        app.tell(commands.adapters(setup.adapter, loaded))
 
 
 def _theme(app: ChatApp, name: str) -> None:

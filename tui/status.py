@@ -101,10 +101,11 @@ def _speed(status: Status) -> list[list[_Part]]:
     return groups
 
 
-def describe(params: SamplingParams, system: str, thinking: bool | None) -> str:
+def describe(params: SamplingParams, system: str, thinking: bool | None, adapter: str = "") -> str:
     """The settings of the answers to come, in a line."""
     most = f"max {params.max_tokens:,}" if params.max_tokens else "no limit"
-    parts = [f"temp {params.temperature:g}", f"top_p {params.top_p:g}" if params.top_p < 1 else "", most]
+    top_p = f"top_p {params.top_p:g}" if params.top_p < 1 else ""
+    parts = [f"adapter {adapter}" if adapter else "", f"temp {params.temperature:g}", top_p, most]
     parts.append("" if thinking is None else f"think {'on' if thinking else 'off'}")
     parts.append(f"sys: {system if len(system) <= 24 else system[:23] + '…'}" if system else "")
     return "  ".join(filter(None, parts))

@@ -30,6 +30,7 @@ class Setup:
 
     choice: SamplingChoice
     thinking: bool | None = None
+    adapter: str = ""  # none
 
 
 class Talk(Vertical):
@@ -172,7 +173,8 @@ class Talk(Vertical):
             chat = ChatOptions(thinking=self.setup.thinking, continue_last=turn.continues)
             leaf = turn.answer.id if turn.continues else turn.answer.parent
             messages = self.book.conversation.for_model(leaf)
-            turn.sent(self.host.client.submit(messages, self.params, chat=chat))
+            adapter = self.setup.adapter
+            turn.sent(self.host.client.submit(messages, self.params, chat=chat, adapter=adapter))
             self._show(turn.status())
         else:
             self.show_status()

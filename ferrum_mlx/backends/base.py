@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import mul
 from time import perf_counter
 from typing import final
@@ -30,18 +30,32 @@ from ferrum_mlx.errors import ContextLengthError, ContractError
 from ferrum_mlx.executor import ModelExecutor, Submission
 from ferrum_mlx.kv.manager import KVManager
 from ferrum_mlx.kv.prefix import BlockKey
-from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage
+from ferrum_mlx.metrics import CacheMetrics, KVMap, KVUsage, LoraMetrics
 from ferrum_mlx.model_info import ExecutorState, ExecutorStatus, StateSpec
 
 
 class PagedExecutor(ModelExecutor):
-    def __init__(self, kv: KVManager, *, max_model_len: int, max_seqs: int, max_tokens: int) -> None:
+    """`adapters` are the digests of the LoRA adapters by name."""
+
+    def __init__(
+        self,
+        kv: KVManager,
+        *,
+        max_model_len: int,
+        max_seqs: int,
+        max_tokens: int,
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
         self.kv = kv
+        self._digests = dict(adapters or {})
+        self._adapters: dict[int, int] = {}  # cache_id → which adapter, from 1; those without are left out
         self.max_model_len = max_model_len
         self._max_seqs, self._max_tokens = max_seqs, max_tokens
         self._admissions: dict[str, int] = {}  # request_id → cache that no forward has used yet
         self._requests: dict[int, str] = {}  # cache_id → the request it was admitted for
-        self._probed: dict[str, tuple[bytes, list[BlockKey]]] = {}  # of deferred requests: tokens, their keys
+        self._probed: dict[
+            str, tuple[bytes, list[BlockKey]]
+        ] = {}  # of deferred requests: root and tokens, keys
         self._state = ExecutorState.INITIALIZING
         self._forwards, self._forward_seconds = 0, 0.0
         self._flights: deque[Flight] = deque()  # in the order of their submission
@@ -86,15 +100,16 @@ class PagedExecutor(ModelExecutor):
         return None
 
     def try_admit_prefill(
-        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
+        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True, adapter: str = ""
     ) -> Admission:
+        salt = (adapter, self._digests[adapter]) if self.adapter_number(adapter) else ()
         if request_id in self._admissions:
             raise ContractError(f"request {request_id} is admitted already")
         ceiling = min(self.max_model_len, self.kv.max_tokens)
         if not 0 < len(prompt) <= ceiling:
             return Rejected(f"the prompt has {len(prompt)} tokens; allowed: 1 to {ceiling}")
         prefix = self.kv.prefix
-        keys = self._keys(request_id, prompt) if use_prefix else []
+        keys = self._keys(request_id, prompt, salt) if use_prefix else []
         hit = prefix.find(keys, len(prompt))
         if prefix.is_coming(keys, len(prompt), hit):
             return Deferred(shortfall=0)
@@ -102,18 +117,40 @@ class PagedExecutor(ModelExecutor):
             return Deferred(shortfall)
         if len(self.kv) >= self._max_seqs:
             return Deferred(shortfall=0)
-        cache_id = self.kv.create(len(prompt), keys, hit)
+        cache_id = self.kv.create(len(prompt), keys, hit, salt)
         self._probed.pop(request_id, None)
         self._admissions[request_id] = cache_id
         self._requests[cache_id] = request_id
+        if adapter:
+            self._adapters[cache_id] = self.adapter_number(adapter)
         return Admitted(cache_id, self.kv.num_cached(cache_id), self.kv.split_at(cache_id))
 
-    def _keys(self, request_id: str, prompt: Sequence[int]) -> list[BlockKey]:
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return tuple(self._digests)
+
+    def adapter_number(self, name: str) -> int:
+        """From 1, in the order they were loaded; 0 for "".
+
+        Raises:
+            ContractError: no adapter of that name is loaded.
+        """
+        if name and name not in self._digests:
+            raise ContractError(f"there is no adapter {name!r}", f"allowed: {', '.join(self._digests)}")
+        return list(self._digests).index(name) + 1 if name else 0
+
+    def lora_metrics(self) -> LoraMetrics:
+        active = dict.fromkeys(self._digests, 0)
+        for number in self._adapters.values():
+            active[self.adapter_names[number - 1]] += 1
+        return LoraMetrics(bool(active), len(active), active)
+
+    def _keys(self, request_id: str, prompt: Sequence[int], salt: Sequence[str]) -> list[BlockKey]:
         """The keys of a prompt, computed once however often a waiting request probes."""
-        tokens = array("i", prompt).tobytes()
+        tokens = self.kv.prefix.root_of(salt) + array("i", prompt).tobytes()
         known = self._probed.get(request_id)
         if known is None or known[0] != tokens:
-            known = self._probed[request_id] = tokens, self.kv.prefix.keys(prompt)
+            known = self._probed[request_id] = tokens, self.kv.prefix.keys(prompt, salt)
         return known[1]
 
     def cancel_prefill_admission(self, request_id: str) -> bool:
@@ -185,6 +222,7 @@ class PagedExecutor(ModelExecutor):
     def _release(self, cache_id: int, *, forget: bool = False) -> None:
         self._forget_admissions({cache_id})
         self._requests.pop(cache_id, None)
+        self._adapters.pop(cache_id, None)
         if any(cache_id in flight.items for flight in self._flights):
             self._leaving.add(cache_id)  # freed at that step's result
         else:

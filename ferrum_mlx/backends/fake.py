@@ -99,6 +99,7 @@ class FakeExecutor(PagedExecutor):
             max_model_len=max_len,
             max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens,
+            adapters=dict(config.adapters),  # not read: the script ignores them
         )
         self.info = ModelInfo(
             model_id="fake",
@@ -153,7 +154,8 @@ class FakeExecutor(PagedExecutor):
         state = StateSpec(layer=0, shapes=((1,),), dtype="int32", num_bytes=BYTES_PER_TOKEN)
         return (state,) if self._stateful else None
 
-    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
+        self.adapter_number(adapter)
         return np.stack([self._logits(token_ids[: i + 1]) for i in range(len(token_ids))])
 
     def _memory_in_use(self) -> tuple[int, int]:

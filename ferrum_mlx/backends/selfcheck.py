@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ferrum_mlx import nearties
+from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.batch import ItemResult, LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
@@ -19,14 +20,25 @@ from ferrum_mlx.model_info import ModelInfo
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1])
 
 
-def check(executor: ModelExecutor) -> None:
-    """Raises UnsupportedModelError when the paged logits are not the model's own."""
+def check_all(executor: PagedExecutor) -> None:
+    """`check`, and again for each LoRA adapter, with one sequence through it and one through none."""
+    for adapter in ("", *executor.adapter_names):
+        check(executor, adapter)
+
+
+def check(executor: ModelExecutor, adapter: str = "") -> None:
+    """Raises UnsupportedModelError when the paged logits are not the model's own.
+
+    Args:
+        adapter: that the longer sequence goes through.
+    """
     model_type = executor.info.model_type
     prompts = [[token % executor.info.vocab_size for token in prompt] for prompt in PROMPTS]
-    expected = [_alone(executor, prompt) for prompt in prompts]
+    adapters = [adapter, ""]
+    expected = [_alone(executor, *pair) for pair in zip(prompts, adapters, strict=True)]
     caches: list[int] = []
     try:
-        results = _run(executor, prompts, caches)
+        results = _run(executor, prompts, adapters, caches)
     except UnsupportedModelError as error:  # out of a layer, which does not know the type
         raise UnsupportedModelError(f"{model_type}: {error.what}", error.allowed, error.next_step) from error
     except FerrumError:
@@ -43,11 +55,11 @@ def check(executor: ModelExecutor) -> None:
         _compare(executor.info, want, got.logits)
 
 
-def _alone(executor: ModelExecutor, prompt: list[int]) -> np.ndarray:
+def _alone(executor: ModelExecutor, prompt: list[int], adapter: str) -> np.ndarray:
     """[vocab]: the last token's logits by the model itself."""
     info = executor.info
     try:
-        logits: np.ndarray = executor.forward(prompt)[-1]
+        logits: np.ndarray = executor.forward(prompt, adapter=adapter)[-1]
     except Exception as error:  # a kernel may want another device
         raise UnsupportedModelError(f"{info.model_type} does not run here: {one_line(error)}") from error
     if not _is_sound(logits):
@@ -85,10 +97,13 @@ def _is_sound(logits: np.ndarray) -> bool:
     return bool((logits < np.inf).all() and np.isfinite(logits).any())  # the first refuses NaN too
 
 
-def _run(executor: ModelExecutor, prompts: list[list[int]], caches: list[int]) -> list[ItemResult]:
+def _run(
+    executor: ModelExecutor, prompts: list[list[int]], adapters: list[str], caches: list[int]
+) -> list[ItemResult]:
     long, short = prompts
-    for prompt in prompts:
-        admission = executor.try_admit_prefill(f"selfcheck-{len(caches)}", prompt, use_prefix=False)
+    for prompt, adapter in zip(prompts, adapters, strict=True):
+        name = f"selfcheck-{len(caches)}"
+        admission = executor.try_admit_prefill(name, prompt, use_prefix=False, adapter=adapter)
         if not isinstance(admission, Admitted):
             raise UnsupportedModelError(f"the KV pool cannot hold {sum(map(len, prompts))} tokens")
         caches.append(admission.cache_id)

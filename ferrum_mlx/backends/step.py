@@ -7,7 +7,7 @@ segment of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -45,10 +45,14 @@ class Segment:
 
 
 class Step:
-    """Arrays are numpy int32; T is the number of rows, R the number that reach the output head."""
+    """Arrays are numpy int32; T is the number of rows, R the number that reach the output head.
 
-    def __init__(self, batch: UnifiedBatch, kv: KVManager) -> None:
-        self._kv = kv
+    Args:
+        adapters: by cache, which LoRA adapter its rows go through, from 1; the others go through none.
+    """
+
+    def __init__(self, batch: UnifiedBatch, kv: KVManager, adapters: Mapping[int, int] | None = None) -> None:
+        self._kv, self._adapters = kv, adapters or {}
         order = sorted(range(len(batch.items)), key=lambda i: _rank(batch.items[i]))
         self.segments: list[Segment] = []
         self.items: list[UnifiedItem] = []  # in row order
@@ -93,6 +97,21 @@ class Step:
     def positions(self) -> np.ndarray:
         """[T], absolute in each sequence."""
         return np.concatenate([np.arange(s.pos_offset, s.context_len, dtype=np.int32) for s in self.segments])
+
+    def adapter_rows(self, start: int = 0, end: int | None = None) -> list[tuple[int, np.ndarray | None]]:
+        """The adapters of rows start … end - 1, each with its rows, counted from `start`; None is all."""
+        if not self._adapters:
+            return []
+        numbers = self._adapter_numbers[start:end]
+        found = [number for number in dict.fromkeys(numbers.tolist()) if number]
+        rows = [np.flatnonzero(numbers == number).astype(np.int32) for number in found]
+        return [(n, None if len(r) == len(numbers) else r) for n, r in zip(found, rows, strict=True)]
+
+    @cached_property
+    def _adapter_numbers(self) -> np.ndarray:
+        """[T]; 0 is none."""
+        numbers = [self._adapters.get(segment.cache_id, 0) for segment in self.segments]
+        return np.repeat(np.array(numbers, dtype=np.int32), [segment.num_rows for segment in self.segments])
 
     def slots(self, group: int) -> slice | np.ndarray:
         """[T]: where each row's K and V go, as a slice if the slots are consecutive."""

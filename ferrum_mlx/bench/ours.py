@@ -30,17 +30,21 @@ class Cold:
         return getattr(self._executor, name)
 
     def try_admit_prefill(
-        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
+        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True, adapter: str = ""
     ) -> Admission:
-        return self._executor.try_admit_prefill(request_id, prompt, use_prefix=False)
+        return self._executor.try_admit_prefill(request_id, prompt, use_prefix=False, adapter=adapter)
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """`config` may differ from the subject's in what an engine reads: all engines are over one executor."""
+    """`config` may differ from the subject's in what an engine reads: all engines are over one executor.
+
+    What is measured goes through `adapter`; `answer`, which peers are asked for too, through none.
+    """
 
     subject: Subject
     config: EngineConfig
+    adapter: str = ""
     name: str = "ferrum-mlx"
     same_weights: bool = True
 
@@ -59,7 +63,8 @@ class Ours:
         executor = self.subject.executor
         executor.reset_peak_memory()
         before = self.speculation and self.speculation.stats()
-        run = drive(self._engine(case), arrivals, until_first_end=case.until_first_end)
+        engine = self._engine(case)
+        run = drive(engine, arrivals, until_first_end=case.until_first_end, adapter=self.adapter)
         after = self.speculation and self.speculation.stats()
         run.peak_memory_bytes = executor.status().peak_memory_bytes
         if before and after:
@@ -91,6 +96,7 @@ def drive(
     *,
     until_first_end: bool = False,
     ignore_eos: bool = True,
+    adapter: str = "",
 ) -> Trace:
     """Serve the requests as they fall due.
 
@@ -101,7 +107,7 @@ def drive(
     while True:
         for arrival, stream in arriving.due(run, perf_counter()):
             params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=ignore_eos)
-            engine.submit(Submit(arrival.name, stream.prompt, params))
+            engine.submit(Submit(arrival.name, stream.prompt, params, adapter=adapter))
         if not engine.has_work():
             break
         events = engine.step()

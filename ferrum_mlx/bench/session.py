@@ -41,13 +41,17 @@ def benchmark(
     seed: int,
     say: Callable[[str], None],
     tell: Tell = untold,
+    adapter: str = "",
 ) -> Report:
     """Measure. After Ctrl+C the report holds what was measured until then, and says so.
+
+    Args:
+        adapter: that our requests go through; "" is none.
 
     Raises:
         FerrumError: a request of ours failed, or the text is not the model's.
     """
-    runner = Runner(Ours(subject, config), cases, reps, seed, say, tell)
+    runner = Runner(Ours(subject, config, adapter), cases, reps, seed, say, tell)
     found: list[System] = []
     absent: dict[str, str] = {}
     rss = 0
@@ -115,6 +119,7 @@ def _engine(ours: Ours, rss: int) -> dict[str, object]:
         "backend_reason": ready.backend_reason,
         "device": ready.info.device,
         "numerics": config.numerics,
+        "adapter": ours.adapter,
         "speculative": config.speculative,
         "speculation_why": speculation.stats().why if speculation else "",
         "parameter_bytes": memory.parameter_bytes,

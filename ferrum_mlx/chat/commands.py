@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ferrum_mlx.catalog import cards
 from ferrum_mlx.chat.conversation import Conversation
 from ferrum_mlx.chat.sampling_choice import NAMES as SAMPLING_NAMES
+from ferrum_mlx.config import BASE, LOAD_ADAPTER, check_adapter
 from ferrum_mlx.errors import UsageError, shown
 
 
@@ -57,6 +59,7 @@ COMMANDS = (
     Command("branch", "next|prev|N", "Walk between answers or prompts that stand side by side."),
     Command("copy", "[code]", "Copy the last answer, or its last code block.", screen=True),
     Command("model", "[NAME]", "Show the model, or change it."),
+    Command("adapter", "[NAME]", f"Show the LoRA adapters, or choose one; {BASE} is the model itself."),
     Command("compare", "[MODEL or name=value …]", "Answer with two models or two settings.", screen=True),
     Command("set", "[name=value …]", "Show or change the sampling."),
     Command("system", "[TEXT]", "Show or change the system message; none takes it away."),
@@ -75,6 +78,7 @@ BY_NAME = {command.name: command for command in COMMANDS}
 # What an argument may begin with; other arguments are free.
 _CHOICES = {
     "branch": ("next", "prev"),
+    "adapter": (BASE,),
     "copy": ("code",),
     "think": ("on", "off", "auto"),
     "system": ("none",),
@@ -157,6 +161,18 @@ def thinking(argument: str) -> bool | None:
     if argument.lower() not in switches:
         raise UsageError(f"/think has {shown(argument)}", "allowed: on, off, auto")
     return switches[argument.lower()]
+
+
+def adapter(argument: str, loaded: Sequence[str]) -> str:
+    """What /adapter asks for; "" is the model itself."""
+    return "" if argument == BASE else check_adapter(argument, loaded)
+
+
+def adapters(chosen: str, loaded: Sequence[str]) -> str:
+    """What /adapter says without a name."""
+    if not loaded:
+        return f"no adapter is loaded; {LOAD_ADAPTER}"
+    return f"the adapter is {chosen or BASE}; allowed: {', '.join(loaded)}, {BASE}"
 
 
 def session_id(argument: str) -> int:

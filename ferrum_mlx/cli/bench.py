@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ferrum_mlx.cli.narrate import introduce, say
-from ferrum_mlx.cli.options import engine_config, engine_options
+from ferrum_mlx.cli.options import chosen_adapter, engine_config, engine_options, use_adapter_option
 from ferrum_mlx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Asked:
     seed: int
     form: str
     plot: str
+    adapter: str
 
 
 def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -83,8 +84,10 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--plot", metavar="FILE", default="", help="Draw a chart too: a .png or .svg file.")
 @click.option("--watch", is_flag=True, help="Show it on the screen while it runs; then the report.")
 @engine_options
+@use_adapter_option
 def bench(
     model_argument: str,
+    use_adapter: str | None,
     pp: tuple[int, ...] | None,
     tg: tuple[int, ...] | None,
     depth: tuple[int, ...],
@@ -105,16 +108,17 @@ def bench(
     The tests are llama-bench's: pp512 prefills 512 tokens, tg128 decodes 128, "@ d2048" behind so many
     more. Workloads show an engine: requests that come and go. With --workload the tests are left out,
     unless --pp or --tg is given too. With --speculative, edit, code and chat also run without it, in
-    turns. Peers run in the same process on the same weights, in turns. Greedy ids are compared with the
-    model library's own first: what computes something else fails, exit code 1. --watch shows all that on
-    the screen, drawn between runs only; q or Ctrl+C stops, with the report of what was measured.
+    turns. Peers run in the same process on the same weights, in turns, and without adapters. Greedy ids
+    are compared with the model library's own first: what computes something else fails, exit code 1.
+    --watch shows all that on the screen, drawn between runs only; q or Ctrl+C stops, with the report of
+    what was measured.
     """
     config = engine_config(options, model_argument)
     form = "json" if as_json else form
     if kernels:
-        if pp or tg or workload or vs or plot or watch:
+        if pp or tg or workload or vs or plot or watch or config.adapters:
             raise UsageError(
-                "--kernels beside --pp, --tg, --workload, --vs, --plot or --watch",
+                "--kernels beside --pp, --tg, --workload, --vs, --plot, --watch or --adapter",
                 "allowed: --reps, --format and --json, since no model runs",
             )
         _run_kernels(config, reps, form)
@@ -125,7 +129,7 @@ def bench(
 
     asked = Asked(
         *(config, pp, tg, depth, batch, _names(workload), _names(vs), reps, seed),
-        *(form, plot),
+        *(form, plot, chosen_adapter(config, use_adapter)),
     )
     _cases(asked)
     check_names(asked.vs)
@@ -195,6 +199,7 @@ def run(
             seed=asked.seed,
             say=say,
             tell=tell or untold,
+            adapter=asked.adapter,
         )
     finally:
         subject.engine.shutdown()

@@ -14,11 +14,13 @@ from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.cli.narrate import say_note
 from ferrum_mlx.cli.options import (
+    chosen_adapter,
     engine_config,
     engine_options,
     sampling_given,
     sampling_options,
     thinking_option,
+    use_adapter_option,
 )
 from ferrum_mlx.cli.screen import has_screen, pull_if_missing
 from ferrum_mlx.errors import FerrumError
@@ -29,6 +31,7 @@ from ferrum_mlx.errors import FerrumError
 @engine_options
 @sampling_options
 @thinking_option
+@use_adapter_option
 @click.option("--system", default=None, help="System message of every conversation.")
 @click.option("--plain", is_flag=True, help="One prompt a line, no screen; so it is on a pipe, too.")
 @click.option(
@@ -43,6 +46,7 @@ from ferrum_mlx.errors import FerrumError
 def chat(
     model_argument: str,
     thinking: bool | None,
+    use_adapter: str | None,
     system: str | None,
     plain: bool,
     resume: int | None,
@@ -55,6 +59,7 @@ def chat(
     is kept, unless --resume is given.
     """
     config = engine_config(options, model_argument)
+    adapter = chosen_adapter(config, use_adapter, required=False)
     piped = not sys.stdin.isatty()
     settings, notes = (user_settings.Settings(), []) if piped else user_settings.load()
     config = config if config.model else replace(config, model=settings.model)
@@ -70,7 +75,8 @@ def chat(
 
         for note in notes:
             say_note(note)
-        click.get_current_context().exit(talk(config, sampling, system, thinking, resume, keep=not piped))
+        code = talk(config, sampling, system, thinking, resume, keep=not piped, adapter=adapter)
+        click.get_current_context().exit(code)
     from ferrum_tui.escape import notice_escape
 
     notice_escape()
@@ -84,6 +90,7 @@ def chat(
         sampling,
         system,
         thinking=thinking,
+        adapter=adapter,
         store=store,
         settings=settings,
         conversation=conversation,

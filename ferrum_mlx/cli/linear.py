@@ -29,11 +29,13 @@ def talk(
     thinking: bool | None = None,
     resume: int | None = None,
     keep: bool = False,
+    adapter: str = "",
 ) -> int:
     """Converse until the input ends; returns the exit code, that of the last error if there was one.
 
     Args:
         resume: the session to go on with, 0 for the last; None begins a new one.
+        adapter: the LoRA adapter that answers; "" is none.
         keep: write the conversation to the user's sessions, also where none is resumed.
     """
     store = _open_store(required=resume is not None) if keep or resume is not None else None
@@ -42,7 +44,8 @@ def talk(
         if store is not None and resume is not None:
             conversation = _resumed(store, resume, system)
         client = EngineClient.in_process(config, on_loading=say, on_note=say_note)
-        with LinearTalk(client, Book(conversation, store, _not_kept), sampling, system, thinking) as linear:
+        book = Book(conversation, store, _not_kept)
+        with LinearTalk(client, book, sampling, system, thinking, adapter) as linear:
             introduce(linear.client.start())
             if conversation.messages:
                 linear.recall()

@@ -71,6 +71,13 @@ def _model(talk: LinearTalk, argument: str) -> None:
         say(f"the model is {talk.model}; the catalogue has {', '.join(cards())}")
 
 
+def _adapter(talk: LinearTalk, argument: str) -> None:
+    loaded = talk.client.config.adapter_names
+    if argument:
+        talk.adapter = commands.adapter(argument, loaded)
+    say(commands.adapters(talk.adapter, loaded))
+
+
 def _set(talk: LinearTalk, argument: str) -> None:
     if argument:
         choice = talk.sampling.with_given(assignments(commands.words(argument)))
@@ -161,6 +168,7 @@ _ACTIONS: dict[str, Callable[[LinearTalk, str], None]] = {
     "edit": _edit,
     "branch": _branch,
     "model": _model,
+    "adapter": _adapter,
     "set": _set,
     "system": _system,
     "think": _think,

@@ -30,6 +30,7 @@ class LinearTalk:
     Attributes:
         book: the conversation; its leaf is where the talk stands.
         system: system message of new conversations.
+        adapter: the LoRA adapter that answers; "" is none.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class LinearTalk:
         sampling: SamplingChoice,
         system: str,
         thinking: bool | None,
+        adapter: str = "",
     ) -> None:
-        self.client, self.book = client, book
+        self.client, self.book, self.adapter = client, book, adapter
         self.sampling, self.system, self.thinking = sampling, system, thinking
 
     @property
@@ -127,7 +129,7 @@ class LinearTalk:
         from ferrum_mlx import hub
 
         old = self.client
-        config = replace(old.config, model=model)
+        config = replace(old.config, model=model, adapters=())
         self.sampling.params(model)
         if config.backend != "fake":
             hub.resolve(model, offline=config.offline, progress=True, backend=config.backend)
@@ -135,6 +137,9 @@ class LinearTalk:
         self.client = EngineClient.in_process(config, on_loading=say, on_note=old.on_note)
         try:
             introduce(self.client.start())
+            if old.config.adapters:
+                say("the adapters are those of the model before, and stay behind")
+            self.adapter = ""
         except FerrumError:
             self.client.close()
             self.client = old
@@ -167,7 +172,8 @@ class LinearTalk:
         """Print what comes, and put it behind the answer's text."""
         leaf = answer.id if chat.continue_last else answer.parent
         params = self.sampling.params(self.client.config.model)
-        stream = self.client.submit(self.conversation.for_model(leaf), params, chat=chat)
+        messages = self.conversation.for_model(leaf)
+        stream = self.client.submit(messages, params, chat=chat, adapter=self.adapter)
         thoughts, came = Thoughts(), len(answer.text)
         try:
             while not stream.ended:

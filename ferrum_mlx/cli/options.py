@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ferrum_mlx.chat.sampling_choice import MAX_TOKENS, SamplingChoice
-from ferrum_mlx.config import BACKENDS, DRAFT_TOKENS, NUMERICS, EngineConfig
+from ferrum_mlx.config import BACKENDS, BASE, DRAFT_TOKENS, NUMERICS, EngineConfig, check_adapter
 from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.sampling import SamplingParams
 
@@ -29,6 +29,14 @@ def byte_size(text: str) -> int:
             f"{shown(text)} is no size; allowed: a number with a unit, such as 512MB, 2GB or 2GiB"
         )
     return int(Decimal(match[1]) * _UNITS[match[2].upper()])
+
+
+def named_folder(text: str) -> tuple[str, str]:
+    """Name and folder of an adapter, out of NAME=FOLDER."""
+    name, sign, folder = text.partition("=")
+    if not sign:
+        raise click.BadParameter(f"{shown(text)}; allowed: NAME=FOLDER, such as poet=./adapters/poet")
+    return name, folder
 
 
 Command = Callable[..., None]
@@ -87,6 +95,13 @@ _ENGINE = (
         default=None,
         help=f"Most guesses a step; default: {DRAFT_TOKENS}, fewer where they do not pay.",
     ),
+    click.option(
+        "--adapter",
+        type=named_folder,
+        multiple=True,
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter to load; may be repeated.",
+    ),
     click.option("--offline", is_flag=True, help="Never touch the network."),
 )
 _SAMPLING = (
@@ -132,6 +147,40 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
+def use_adapter_option(command: Command) -> Command:
+    """Add --use-adapter NAME; see `chosen_adapter`."""
+    option = click.option(
+        "--use-adapter",
+        metavar="NAME",
+        default=None,
+        help=f"Which adapter answers; {BASE}: the model itself. Default: the only one loaded.",
+    )
+    return option(command)
+
+
+def chosen_adapter(config: EngineConfig, name: str | None, *, required: bool = True) -> str:
+    """The adapter that answers; "" is the model itself.
+
+    Args:
+        required: of several, one must be chosen.
+
+    Raises:
+        UsageError: none of that name is loaded, or none is chosen.
+    """
+    loaded = config.adapter_names
+    if name is not None:
+        return "" if name == BASE else check_adapter(name, loaded)
+    if len(loaded) > 1 and not required:
+        return ""
+    if len(loaded) > 1:
+        raise UsageError(
+            f"{len(loaded)} adapters are loaded, and none is chosen",
+            f"allowed: {', '.join(loaded)}, {BASE}",
+            "add --use-adapter NAME",
+        )
+    return "".join(loaded)
+
+
 def thinking_option(command: Command) -> Command:
     """Add --thinking/--no-thinking: True, False, or None if neither is given."""
     option = click.option(
@@ -157,6 +206,7 @@ def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
         prefill_while_decoding=options.pop("prefill_while_decoding"),
         speculative=options.pop("speculative"),
         draft_tokens=options.pop("draft_tokens"),
+        adapters=options.pop("adapter"),
         offline=options.pop("offline"),
     )
 

@@ -13,11 +13,13 @@ import click
 
 from ferrum_mlx.cli.narrate import Thoughts, introduce, say, say_note, summarize
 from ferrum_mlx.cli.options import (
+    chosen_adapter,
     engine_config,
     engine_options,
     sampling_options,
     sampling_params,
     thinking_option,
+    use_adapter_option,
 )
 from ferrum_mlx.errors import FerrumError, UsageError
 from ferrum_mlx.metrics import Guesses, SpeculationStats
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @engine_options
 @sampling_options
 @thinking_option
+@use_adapter_option
 @click.option("-n", type=int, help="Answers to each prompt; needs a temperature.")
 @click.option("--logprobs", type=int, metavar="K", help="Of each token and the K likeliest; --json only.")
 @click.option("--system", default="", help="System message put before each prompt.")
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 def run(
     prompts: tuple[str, ...],
     thinking: bool | None,
+    use_adapter: str | None,
     system: str,
     raw: bool,
     as_json: bool,
@@ -62,6 +66,7 @@ def run(
     if raw and thinking is not None:
         raise UsageError("--thinking needs the chat template", next_step="leave --raw or --thinking away")
     config, params = engine_config(options), sampling_params(options)
+    adapter = chosen_adapter(config, use_adapter)
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json", next_step="add --json, or leave --logprobs away")
     requests = [(_as_prompt(text, system, raw), params) for text in _texts(prompts)]
@@ -73,10 +78,14 @@ def run(
     with EngineClient.in_thread(config, on_loading=say, on_note=say_note) as client:
         ready = client.start()
         introduce(ready)
+        if adapter:
+            say(f"through the adapter {adapter}")
         if as_json:
-            failures = _print_json(client.submit_all(requests, chat=chat), client, ready)
+            stream = client.submit_all(requests, chat=chat, adapters=[adapter] * len(requests))
+            failures = _print_json(stream, client, ready, adapter)
         else:
-            failures = _print_text([client.submit(prompt, params, chat=chat) for prompt, _ in requests])
+            streams = [client.submit(prompt, params, chat=chat, adapter=adapter) for prompt, _ in requests]
+            failures = _print_text(streams)
     if failures:
         for failure in failures[1:]:
             say(f"ferrum-mlx: {failure}")
@@ -141,19 +150,21 @@ def _in_turn(stream: RequestStream) -> Iterator[RequestEvent]:
             turns.popleft()
 
 
-def _print_json(stream: RequestStream, client: EngineClient, ready: Ready) -> list[FerrumError]:
+def _print_json(stream: RequestStream, client: EngineClient, ready: Ready, adapter: str) -> list[FerrumError]:
     from ferrum_mlx.answers import collect
 
     outputs = collect(stream)
     last = client.last_step
     speculation = last.speculation if last is not None else None
-    objects = [_json_object(output, ready, speculation) for output in outputs]
+    objects = [_json_object(output, ready, speculation, adapter) for output in outputs]
     click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, ensure_ascii=False))
     samples = [sample for output in outputs for sample in output.outputs]
     return [sample.error for sample in samples if sample.error is not None]
 
 
-def _json_object(output: RequestOutput, ready: Ready, speculation: SpeculationStats | None) -> dict[str, Any]:
+def _json_object(
+    output: RequestOutput, ready: Ready, speculation: SpeculationStats | None, adapter: str
+) -> dict[str, Any]:
     return {
         **_json_sample(output),
         **({"outputs": [_json_sample(sample) for sample in output.outputs]} if output.others else {}),
@@ -161,6 +172,7 @@ def _json_object(output: RequestOutput, ready: Ready, speculation: SpeculationSt
         "timings": dataclasses.asdict(output.timings),
         **({"speculation": _json_speculation(output, speculation)} if speculation else {}),
         "model": ready.info.model_id,
+        **({"adapter": adapter} if adapter else {}),
         "backend": ready.backend,
         "backend_reason": ready.backend_reason,
         "device": ready.info.device,

@@ -69,13 +69,20 @@ class KVManager:
             short.append(self._states.shortfall(keys[hit - 1] if hit else None))
         return max([0, *short])
 
-    def create(self, promised_len: int = 0, keys: Tokens[BlockKey] = (), hit: int = 0) -> int:
+    def create(
+        self,
+        promised_len: int = 0,
+        keys: Tokens[BlockKey] = (),
+        hit: int = 0,
+        salt: Tokens[str] = (),
+    ) -> int:
         """A new sequence, starting behind the `hit` blocks it shares, with nothing allocated.
 
         `shortfall` counts the blocks up to promised_len as taken; a running sequence may still grow
-        into them, and this one is then the one to be preempted.
+        into them, and this one is then the one to be preempted. `salt` is that of its keys.
         """
-        seq = Sequence(promised_len, [[] for _ in self.groups], [0] * len(self.groups), self.prefix.root)
+        no_tables: list[list[int]] = [[] for _ in self.groups]
+        seq = Sequence(promised_len, no_tables, [0] * len(self.groups), self.prefix.root_of(salt))
         if self._states:
             self._states.admit(seq, keys[hit - 1] if hit else None)
             split_at = (promised_len - 1) // self.block_size * self.block_size

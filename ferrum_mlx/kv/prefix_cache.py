@@ -28,13 +28,18 @@ class PrefixCache:
         self.enabled = enabled
         self.hits = self.misses = self.saved_tokens = 0
         self.root = root(*salt)
+        self._salt = tuple(salt)
         self._groups, self._pools, self._states = groups, pools, states
         self._block_size = block_size
         self._coming: Counter[bytes] = Counter()  # digests of blocks that running sequences will make
 
-    def keys(self, prompt: Tokens[int]) -> list[BlockKey]:
+    def root_of(self, salt: Tokens[str] = ()) -> bytes:
+        """The digest before the first block, for sequences that share this besides: an adapter's."""
+        return root(*self._salt, *salt) if salt else self.root
+
+    def keys(self, prompt: Tokens[int], salt: Tokens[str] = ()) -> list[BlockKey]:
         """Of the prompt's full blocks; empty when the cache is off."""
-        return block_keys(self.root, prompt, self._block_size) if self.enabled else []
+        return block_keys(self.root_of(salt), prompt, self._block_size) if self.enabled else []
 
     def find(self, keys: Tokens[BlockKey], prompt_len: int) -> int:
         """How many leading blocks of a prompt are there already; one token is always left to compute."""

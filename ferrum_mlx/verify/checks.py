@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -240,6 +240,23 @@ def logprobs(base: Baseline) -> Row:
     return Row(outcome=FAULT if wrong else CONSISTENT, detail=detail, largest_difference=largest)
 
 
+def adapted(base: Baseline) -> Row:
+    """All prompts together, each through another adapter or through none, against the model's own forward."""
+    executor, comparison = base.subject.executor, Comparison(base.dtype)
+    names = ["", *base.subject.config.adapter_names]
+    if len(names) == 1:
+        raise Skipped(NOT_APPLICABLE, "no adapter is loaded: --adapter NAME=FOLDER")
+    chosen = [names[i % len(names)] for i in range(len(base.prompts))]
+    pairs = zip(base.requests(), chosen, strict=True)
+    result = run(
+        base.subject, {i: [replace(request, adapter=name)] for i, (request, name) in enumerate(pairs)}
+    )
+    for prompt, name, ours in zip(base.prompts, chosen, base.of(result), strict=True):
+        logits = executor.forward([*prompt, *ours.ids[:-1]], adapter=name)[len(prompt) - 1 :]
+        comparison.add(prompt, ours, Output([int(row.argmax()) for row in logits], list(logits)))
+    return base.row(comparison, f"up to {result.seen.together} together, through {len(names) - 1} and none")
+
+
 CHECKS: dict[str, Callable[[Baseline], Row]] = {
     "paged = dense": dense,
     "paged = library's generate": library,
@@ -251,5 +268,6 @@ CHECKS: dict[str, Callable[[Baseline], Row]] = {
     "speculation = plain": speculative,
     "seed alone = beside others": seeded,
     "logprobs = the logits'": logprobs,
+    "adapters together = dense": adapted,
     "no pool is copied": lambda base: check_pools(base.subject, greedy("memory", base.prompts[0])),
 }

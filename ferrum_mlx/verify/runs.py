@@ -83,10 +83,12 @@ class Recorder:
         return getattr(self._executor, name)
 
     def try_admit_prefill(
-        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True
+        self, request_id: str, prompt: Sequence[int], *, use_prefix: bool = True, adapter: str = ""
     ) -> Admission:
         use_prefix = use_prefix and self._use_prefix
-        admission = self._executor.try_admit_prefill(request_id, prompt, use_prefix=use_prefix)
+        admission = self._executor.try_admit_prefill(
+            request_id, prompt, use_prefix=use_prefix, adapter=adapter
+        )
         if isinstance(admission, Admitted):
             self._names[admission.cache_id] = request_id
             self.cached.setdefault(request_id, admission.num_cached_tokens)

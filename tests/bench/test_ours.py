@@ -9,7 +9,10 @@ import pytest
 from ferrum_mlx.bench import workloads
 from ferrum_mlx.bench.ours import Ours, drive
 from ferrum_mlx.bench.workloads import Arrival, Case
+from ferrum_mlx.build import build_subject
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import ContextLengthError, FerrumError
+from ferrum_mlx.events import CallbackSink, RequestQueued
 from ferrum_mlx.verify.runs import Subject
 
 from .bench_systems import slow_subject
@@ -100,3 +103,19 @@ def test_the_time_of_steps_that_only_decode_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine, "perf_counter", lambda: float(next(moments)))
     run = drive(subject.engine, [Arrival("one", [70] * 40, 5)])
     assert 0 < run.forward_s < run.step_s
+
+
+def test_what_is_measured_goes_through_the_adapter_and_the_answer_does_not() -> None:
+    config = EngineConfig(backend="fake", adapters=(("a", "."),))
+    subject, queued = build_subject(config), []
+
+    def listen(record: object) -> None:
+        queued.extend([record.adapter] if isinstance(record, RequestQueued) else [])
+
+    subject.engine.log.attach(CallbackSink(listen))
+    ours, case = Ours(subject, config, "a"), workloads.decode(4, 0, 2, 512)
+    ours.run(case, case.make("0", 258))
+    assert set(queued) == {"a"}
+    queued.clear()
+    ours.answer(case, [70, 71])
+    assert queued == [""]

@@ -24,7 +24,7 @@ from ferrum_tui.pseudo_terminal import PseudoTerminal
 FAKE = [sys.executable, "-m", "ferrum_mlx", "bench", "--backend", "fake", "--pp", "32", "--tg", "4"]
 ASKED = Asked(
     *(EngineConfig(backend="fake"), (32,), (4,), (0,), (1,), (), (), 1, 0),
-    *("json", ""),
+    *("json", "", ""),
 )
 
 

@@ -11,9 +11,17 @@ from ferrum_mlx.executor import ModelExecutor
 _names = iter(range(10**9))
 
 
-def admit(executor: ModelExecutor, prompt: Sequence[int], name: str = "", *, use_prefix: bool = False) -> int:
+def admit(
+    executor: ModelExecutor,
+    prompt: Sequence[int],
+    name: str = "",
+    *,
+    use_prefix: bool = False,
+    adapter: str = "",
+) -> int:
     """Computes every token, unless told to share prefixes."""
-    admission = executor.try_admit_prefill(name or f"r{next(_names)}", prompt, use_prefix=use_prefix)
+    name = name or f"r{next(_names)}"
+    admission = executor.try_admit_prefill(name, prompt, use_prefix=use_prefix, adapter=adapter)
     assert isinstance(admission, Admitted), admission
     return admission.cache_id
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ferrum_mlx.backends.fake import FakeCodec
 from ferrum_mlx.backends.mlx import zoo
+from ferrum_mlx.backends.mlx.adapters import linear_places
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.backends.zoo import VOCAB
 from ferrum_mlx.batch import TokenLogprobs
@@ -20,7 +26,10 @@ from ferrum_mlx.request import Request
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.verify.guesses import Guesses, spoiled
 
+from ..unit.tiny_adapters import write_peft
+
 NEW_TOKENS = 14
+_FOLDER = tempfile.TemporaryDirectory()
 
 
 @dataclass
@@ -38,6 +47,7 @@ class Case:
     cancel_at: int | None = None
     urgent_at: int | None = None
     drafts: bool = False
+    adapter: str = ""
     proofs: list[Callable[[Run], bool]] = field(default_factory=list)
 
     @property
@@ -157,6 +167,11 @@ def speculation(case: Case) -> None:
     case.proofs.append(lambda run: run.drafted > run.accepted > 0)
 
 
+def lora_adapter(case: Case) -> None:
+    """Batchmates go through another one, or none."""
+    case.adapter = "a"
+
+
 FEATURES: dict[str, Callable[[Case], None]] = {
     "batching": batching,
     "chunked prefill": chunked_prefill,
@@ -174,7 +189,21 @@ FEATURES: dict[str, Callable[[Case], None]] = {
     "priority": priority,
     "long context": long_context,
     "speculation": speculation,
+    "LoRA adapter": lora_adapter,
 }
+
+# Of the adapter's pairs, those that could go wrong by it; the others are slow ones.
+_WITH_ADAPTER = {"batching", "chunked prefill", "prefix hit", "preemption", "recurrent layers", "speculation"}
+
+
+def all_pairs(names: Iterable[str]) -> list[Any]:
+    """As parameters of a test."""
+    return [
+        pytest.param(*pair, marks=pytest.mark.slow)
+        if "LoRA adapter" in pair and not _WITH_ADAPTER & set(pair)
+        else pair
+        for pair in combinations(names, 2)
+    ]
 
 
 # Runs
@@ -192,12 +221,34 @@ def build(model: str, settings: dict[str, Any]) -> Engine:
     return Engine(executor, FakeCodec(), config, backend="mlx", backend_reason="a test")
 
 
+@cache
+def adapters_of(model: str) -> dict[str, str]:
+    """Two adapters of every third Linear layer, by name, as folders that last as long as the process."""
+    folder = Path(_FOLDER.name) / model
+    places = linear_places(dict(zoo.build(model).named_modules()))
+    linear = [
+        (path, place)
+        for path, place in places.items()
+        if isinstance(place, tuple) and ".layers." in path and "experts" not in path
+    ]
+    for seed, name in enumerate("ab"):
+        write_peft(folder / name, dict(linear[seed::3]), seed, target_modules="some of them")
+    return {name: str(folder / name) for name in "ab"}
+
+
 def submits_of(case: Case, params: dict[str, Any]) -> list[Submit]:
     params = {"max_tokens": NEW_TOKENS, "ignore_eos": True} | params
     low = 1 if case.urgent_at is not None else 0
     samples = range(params.get("n", 1))
     return [
-        Submit(f"s{i}", prompt(case.prompt_len), SamplingParams(**params), priority=low, sample_index=i)
+        Submit(
+            f"s{i}",
+            prompt(case.prompt_len),
+            SamplingParams(**params),
+            priority=low,
+            sample_index=i,
+            adapter=case.adapter,
+        )
         for i in samples
     ]
 
@@ -230,17 +281,19 @@ def run(case: Case, params: dict[str, Any], plain: Sequence[Output] = ()) -> Run
     settings = dict(case.settings)
     if case.urgent_at is not None:
         settings["max_num_seqs"] = case.neighbours + len(submits)
+    if case.adapter:
+        settings["adapters"] = adapters_of(case.model)
     engine = build(case.model, settings)
     drafts = engine.speculation = guesses(submits, plain) if case.drafts else None
     if case.warm:
-        engine.submit(
-            Submit("before", prompt(case.prompt_len)[: case.prompt_len // 2], SamplingParams(max_tokens=2))
-        )
+        beginning = prompt(case.prompt_len)[: case.prompt_len // 2]
+        engine.submit(Submit("before", beginning, SamplingParams(max_tokens=2), adapter=case.adapter))
         while engine.has_work():
             engine.step()
     for i in range(case.neighbours):
         beside = SamplingParams(max_tokens=40, ignore_eos=True, temperature=float(i), seed=i)
-        engine.submit(Submit(f"n{i}", prompt(9 + i, salt=i + 1), beside))
+        adapter = ("b", "", "a")[i % 3] if case.adapter else ""
+        engine.submit(Submit(f"n{i}", prompt(9 + i, salt=i + 1), beside, adapter=adapter))
     engine.step()
     for submit in submits:
         engine.submit(submit)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,19 @@ import pytest
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.kv.manager import KVManager
 
-from .pairs import FEATURES, MODELS, Case, Output, build, case_of, run, submits_of, take
+from .pairs import (
+    FEATURES,
+    MODELS,
+    Case,
+    Output,
+    adapters_of,
+    all_pairs,
+    build,
+    case_of,
+    run,
+    submits_of,
+    take,
+)
 
 PLAIN = {"max_prefill_chunk": 512, "prefix_cache": False}
 # Prompt logprobs need every prompt token computed: such a request shares nothing, by design.
@@ -27,13 +38,16 @@ NO_ROLLBACK = frozenset({"recurrent layers", "speculation"})
 
 
 @cache
-def _plain(model: frozenset[str], prompt_len: int, params: tuple[tuple[str, Any], ...]) -> list[Output]:
+def _plain(
+    model: frozenset[str], prompt_len: int, params: tuple[tuple[str, Any], ...], adapter: str
+) -> list[Output]:
     """Each sample alone; n is 1 on this side."""
     wanted = dict(params)
     wanted["logit_bias"] = dict(wanted.get("logit_bias", ()))
     outputs = []
-    for submit in submits_of(Case(prompt_len=prompt_len), wanted):
-        engine = build(MODELS[model], PLAIN)
+    settings = PLAIN | ({"adapters": adapters_of(MODELS[model])} if adapter else {})
+    for submit in submits_of(Case(prompt_len=prompt_len, adapter=adapter), wanted):
+        engine = build(MODELS[model], settings)
         engine.submit(replace(submit, params=replace(submit.params, n=1)))
         output = Output()
         while engine.has_work():
@@ -45,7 +59,7 @@ def _plain(model: frozenset[str], prompt_len: int, params: tuple[tuple[str, Any]
 
 def _plain_outputs(case: Case, params: dict[str, Any]) -> list[Output]:
     frozen = params | {"logit_bias": tuple(params.get("logit_bias", {}).items())}
-    return _plain(case.layers, case.prompt_len, tuple(sorted(frozen.items())))
+    return _plain(case.layers, case.prompt_len, tuple(sorted(frozen.items())), case.adapter)
 
 
 def _compare(case: Case, ours: list[Output], plain: list[Output]) -> None:
@@ -74,6 +88,9 @@ def check(case: Case) -> None:
     result = run(case, params, _plain_outputs(case, case.params) if case.drafts else ())
     _compare(case, result.outputs, _plain_outputs(case, params))
     assert all(proof(result) for proof in case.proofs), "a feature did not take place"
+    if case.adapter:
+        without = _plain_outputs(replace(case, adapter=""), case.params)
+        assert [o.token_ids for o in without] != [o.token_ids for o in _plain_outputs(case, case.params)]
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -83,7 +100,7 @@ def test_alone(feature: str, pair_table: dict[frozenset[str], str]) -> None:
     pair_table[frozenset({feature})] = "exact"
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations(FEATURES, 2)))
+@pytest.mark.parametrize(("one", "other"), all_pairs(FEATURES))
 def test_pair(one: str, other: str, pair_table: dict[frozenset[str], str]) -> None:
     pair = frozenset({one, other})
     if pair == NO_ROLLBACK:

@@ -11,7 +11,6 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'ferrum
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -52,6 +51,6 @@ def test_alone(feature: str) -> None:
     test_pairs.test_alone(feature, {})
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations(NAMES, 2)))
+@pytest.mark.parametrize(("one", "other"), pairs.all_pairs(NAMES))
 def test_pair(one: str, other: str) -> None:
     test_pairs.test_pair(one, other, {})

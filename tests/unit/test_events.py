@@ -53,7 +53,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("record", "event", "facts"),
     [
-        (QUEUED, "queued", {"request_id": "r", "prompt_tokens": 5, "priority": 0}),
+        (QUEUED, "queued", {"request_id": "r", "prompt_tokens": 5, "priority": 0, "adapter": ""}),
         (RequestAdmitted("r", 5, 4), "admitted", {"request_id": "r", "tokens": 5, "cached_tokens": 4}),
         (RequestPreempted("r", 7), "preempted", {"request_id": "r", "computed_tokens": 7}),
         (RequestResumed("r", 8, 4), "resumed", {"request_id": "r", "tokens": 8, "cached_tokens": 4}),

@@ -42,7 +42,18 @@ LAYERS = (
     (
         *("kv", "scheduler", "speculative", "launched", "tokenizer", "detokenizer", "output", "intake"),
         *("chat_template", "template_process", "template_child", "thinking", "tokenizer_folder"),
-        *("card_schema", "catalog", "checkpoint", "fit", "hub", "hub_fetch", "hub_repo", "hub_wheel"),
+        *(
+            "adapters",
+            "adapter_forms",
+            "card_schema",
+            "catalog",
+            "checkpoint",
+            "fit",
+            "hub",
+            "hub_fetch",
+            "hub_repo",
+            "hub_wheel",
+        ),
         *("files", "gguf", "gguf_quants"),
         *("gguf_values", "gguf_rope", "gguf_families", "gguf_config", "gguf_weights", "gguf_tokenizer"),
     ),
@@ -61,7 +72,17 @@ TUI = len(LAYERS)
 # fake's text codec, the detokenizer and the thinking tags.
 BACKEND_MAY = {
     *LAYERS[0],
-    *("kv", "catalog", "checkpoint", "fit", "gguf_quants", "gguf_weights", "detokenizer", "thinking"),
+    *(
+        "adapters",
+        "kv",
+        "catalog",
+        "checkpoint",
+        "fit",
+        "gguf_quants",
+        "gguf_weights",
+        "detokenizer",
+        "thinking",
+    ),
 }
 # Upward imports that are the design, never when the module is loaded: (importer, what it imports).
 # A benchmark hands a peer the very weights that a backend loads.

@@ -15,7 +15,9 @@ import pytest
 
 import ferrum_mlx
 from ferrum_mlx.errors import ContextLengthError, UsageError
+from ferrum_mlx.events import Record, RequestQueued, StepDone
 from ferrum_mlx.llm import LLM, RequestOutput
+from ferrum_mlx.metrics import LoraMetrics
 from ferrum_mlx.sampling import SamplingParams
 
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -281,3 +283,43 @@ def test_a_priority_reaches_the_engine(tmp_path: Path) -> None:
     assert [line["priority"] for line in lines if line["event"] == "queued"] == [3, -1]
     with pytest.raises(UsageError, match="priority is True"):
         SamplingParams(priority=True)
+
+
+def test_each_prompt_goes_through_its_adapter(tmp_path: Path) -> None:
+    events: list[Record] = []
+    folders = {"a": tmp_path, "b": tmp_path}
+    prompt = "the same prompt, longer than a block of the pool is"
+    with LLM(backend="fake", adapters=folders, on_event=events.append) as llm:
+        outputs = llm.generate([prompt] * 4, SHORT, adapter=["a", None, "b", ""])
+        assert [output.stats and output.stats.adapter for output in outputs] == ["a", "", "b", ""]
+        assert [output.usage.cached_tokens for output in outputs] == [0, 0, 0, 48]
+        (again,) = llm.generate(prompt, SHORT, adapter="b")
+        assert again.usage.cached_tokens == 48
+        (sampled,) = llm.chat(ASK, replace(SHORT, n=2, temperature=1.0), adapter="a")
+        assert [sample.stats and sample.stats.adapter for sample in sampled.outputs] == ["a", "a"]
+        streamed = list(llm.generate(prompt, SHORT, adapter="a", stream=True))
+        assert streamed[-1].output is not None
+        assert asyncio.run(llm.agenerate(prompt, SHORT, adapter="a"))[0].usage.cached_tokens == 48
+        assert asyncio.run(llm.achat(ASK, SHORT, adapter="b"))[0].stats.adapter == "b"  # type: ignore[union-attr]
+        wait_until_idle(llm)
+        assert llm.metrics().lora == LoraMetrics(True, 2, {"a": 0, "b": 0})
+        assert 'ferrum_lora_requests{adapter="a"' in llm.prometheus()
+        for wrong, said in (
+            ("c", "the adapter is 'c'; allowed: a, b, or none at all"),
+            (["a"], "1 adapters for 2 prompts"),
+            ({"a": 1}, "adapter is {'a': 1}"),
+            ([1, 2], "the adapter is 1"),
+        ):
+            with pytest.raises(UsageError) as caught:
+                llm.generate([prompt, prompt], SHORT, adapter=wrong)  # type: ignore[arg-type]
+            assert said in str(caught.value)
+    queued = [event.adapter for event in events if isinstance(event, RequestQueued)]
+    assert queued[:4] == ["a", "", "b", ""]
+    busiest = max(e.stats.lora.active["a"] for e in events if isinstance(e, StepDone))
+    assert busiest == 2
+
+
+def test_without_adapters_none_can_be_chosen(llm: LLM) -> None:
+    assert llm.metrics().lora == LoraMetrics()
+    with pytest.raises(UsageError, match="no adapter is loaded; --adapter NAME=FOLDER loads one"):
+        llm.generate("hello", SHORT, adapter="a")

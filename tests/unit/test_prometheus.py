@@ -16,6 +16,7 @@ from ferrum_mlx.metrics import (
     CacheMetrics,
     KVUsage,
     Latencies,
+    LoraMetrics,
     RequestStats,
     SpeculationStats,
     StepStats,
@@ -131,6 +132,14 @@ def test_guesses_are_counted_where_there_are_any(text: str) -> None:
     assert value(counted, "spec_decode_num_draft_tokens_total") == 30
     assert value(counted, "spec_decode_num_accepted_tokens_total") == 21
     assert value(counted, "spec_decode_draft_seconds_total") == 0.5
+
+
+def test_requests_by_adapter_where_there_are_any(text: str) -> None:
+    assert "ferrum_lora_requests" not in samples(text)
+    step = replace(STEP, lora=LoraMetrics(True, 2, {"a": 2, "b": 0}))
+    text = exposition(Totals(), step, "m")
+    assert value(text, "lora_requests", adapter="a") == 2
+    assert value(text, "lora_requests", adapter="b") == 0
 
 
 def test_labels(text: str) -> None:

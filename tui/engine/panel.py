@@ -36,6 +36,7 @@ def panel_lines(feed: EngineFeed, width: int) -> list[Content]:
         *sections.kv_pool(feed, _MAP_ROWS, width),
         *sections.prefix(feed),
         *sections.speculation(feed),
+        *sections.adapters(feed),
         *sections.memory(feed, width),
         *queue(feed, _REQUESTS),
         *sections.off(feed),

@@ -52,7 +52,12 @@ def screen_lines(feed: EngineFeed, width: int) -> list[Content]:
         ],
         [*queue(feed, 0)[:1], *table(feed)],
         sections.kv_pool(feed, _MAP_ROWS, width),
-        [*sections.prefix(feed), *sections.speculation(feed), *sections.memory(feed, width)],
+        [
+            *sections.prefix(feed),
+            *sections.speculation(feed),
+            *sections.adapters(feed),
+            *sections.memory(feed, width),
+        ],
         sections.off(feed),
         sections.model(feed),
     ]

@@ -108,6 +108,14 @@ def speculation(feed: EngineFeed) -> list[Content]:
     return lines
 
 
+def adapters(feed: EngineFeed) -> list[Content]:
+    """How many requests go through each, where any are loaded."""
+    if feed.step is None or not feed.step.lora.enabled:
+        return []
+    active = feed.step.lora.active.items()
+    return [section("LORA", "  ".join(f"{sanitize(name)} {count}" for name, count in active))]
+
+
 def _why_off(feed: EngineFeed) -> str:
     assert feed.ready is not None
     if feed.client.config.speculative == "off":

@@ -11,7 +11,8 @@ sequences one at a time instead: see loop.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +26,20 @@ from ferrum_mlx.backends.step import Segment, Step, window_of
 from ferrum_mlx.errors import UnsupportedModelError
 
 _original_attention = mlx_lm_base.scaled_dot_product_attention
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """LoRA adapters by number, each with those of `count` rows that go through it, int32; None: all.
+
+    A `count` of None stands for however many there are.
+    """
+
+    groups: tuple[tuple[int, mx.array | None], ...] = ()
+    count: int | None = None
+
+
+NO_ADAPTERS = AdapterRows()
 
 
 @dataclass(slots=True)
@@ -42,14 +57,44 @@ class StepContext:
     second_half: PagedStorage | None = None
     middle: mx.array | None = None
     alone: dict[tuple[PagedLayer, Segment], SequenceKV] = field(default_factory=dict)
+    adapter_rows: AdapterRows = NO_ADAPTERS  # of the rows that layers see now
 
     def enter(self, step: Step) -> None:
         self.step, self.positions = step, mx.array(step.positions)
+        self.adapter_rows = _adapter_rows(step, 0, step.num_tokens)
+
+    @contextmanager
+    def within(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Layers see consecutive segments alone."""
+        whole = self.adapter_rows
+        if self.step is not None and whole.groups:
+            self.adapter_rows = _adapter_rows(self.step, segments[0].start, segments[-1].end)
+        yield
+        self.adapter_rows = whole
+
+    @contextmanager
+    def through(self, adapter: int) -> Iterator[None]:
+        """Outside of steps, all rows go through an adapter; 0 is none."""
+        self.adapter_rows = AdapterRows(((adapter, None),)) if adapter else NO_ADAPTERS
+        try:
+            yield
+        finally:
+            self.adapter_rows = NO_ADAPTERS
 
     def leave(self) -> None:
         """A cache that outlived its step would hold a view of the pool, and the next write be a copy."""
         self.step = self.positions = self.middle = None
+        self.adapter_rows = NO_ADAPTERS
         self.alone.clear()
+
+
+def _adapter_rows(step: Step, start: int, end: int) -> AdapterRows:
+    def make() -> AdapterRows:
+        found = step.adapter_rows(start, end)
+        groups = tuple((number, None if rows is None else mx.array(rows)) for number, rows in found)
+        return AdapterRows(groups, end - start)
+
+    return step.once(("adapters", start, end), make)
 
 
 class StepCache(Protocol):

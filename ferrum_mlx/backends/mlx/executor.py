@@ -11,9 +11,11 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from ferrum_mlx.adapters import base_note, read_adapters
 from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.backends.base import PagedExecutor
-from ferrum_mlx.backends.mlx.attention import install
+from ferrum_mlx.backends.mlx.adapters import AdaptedLayers
+from ferrum_mlx.backends.mlx.attention import StepContext, install
 from ferrum_mlx.backends.mlx.device import PREFILL_WHILE_DECODING, memory_limit, parameter_arrays
 from ferrum_mlx.backends.mlx.halves import Halves, Parts
 from ferrum_mlx.backends.mlx.host_attention import HostStorage
@@ -58,6 +60,12 @@ class MLXExecutor(PagedExecutor):
         self._state_specs = tuple(_state_spec(*state) for state in states)
         groups = group_layers(layers)
         max_len = _context(info, config)
+        adapters, context = read_adapters(config.adapters), StepContext()
+        if host:
+            use_host_layers(model, self._exact)
+        dtype = getattr(mx, info.dtype)
+        self._adapted = AdaptedLayers(model, adapters, context, dtype, self._exact)
+        free_memory = max(0, free_memory - self._adapted.nbytes)
         state_bytes = sum(spec.num_bytes for spec in self._state_specs)
         plan = plan_pools(groups, config, max_len, free_memory, state_bytes, share=share)
         store = StateStore([len(state.shapes) for _, state in states])
@@ -76,18 +84,17 @@ class MLXExecutor(PagedExecutor):
             max_model_len=max_len,
             max_seqs=max(2, config.max_num_seqs),  # the load-time check runs two
             max_tokens=config.max_num_batched_tokens,
+            adapters={adapter.name: adapter.digest for adapter in adapters},
         )
-        self.notes = list(plan.notes)
+        self.notes = [*plan.notes, *filter(None, (base_note(a, info.model_id) for a in adapters))]
         self._latest: Sampled | None = None  # the latest launch
         self._halves, self._ahead = Halves(), False
-        self._parameter_bytes = sum(array.nbytes for array in parameter_arrays(model))
+        self._parameter_bytes = sum(array.nbytes for array in parameter_arrays(model)) + self._adapted.nbytes
         self._state_pool_bytes = plan.num_states * sum(spec.num_bytes for spec in self._state_specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._packed = PackedModel(
-            model, inspection, store, lambda i, layer: self._storage(group_of[i], layer)
+            model, context, inspection, store, lambda i, layer: self._storage(group_of[i], layer)
         )
-        if host:
-            use_host_layers(model, self._exact)
 
     def _storage(self, group: int, layer: LayerKV) -> PagedStorage:
         num_slots = (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
@@ -130,7 +137,7 @@ class MLXExecutor(PagedExecutor):
         for route in self._packed.routes:
             self._packed.take(route)
             try:
-                selfcheck.check(self)
+                selfcheck.check_all(self)
             except UnsupportedModelError as error:
                 failure = error
             else:
@@ -141,6 +148,7 @@ class MLXExecutor(PagedExecutor):
     def shutdown(self) -> None:
         self.kv.capacity.close()
         self._packed.release()
+        self._adapted.remove()
         self._latest = None
         self._model = nn.Module()  # drops the weights
         self._state = ExecutorState.SHUTDOWN
@@ -186,8 +194,9 @@ class MLXExecutor(PagedExecutor):
             ),
         )
 
-    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
-        logits = self._model(mx.array([list(token_ids)]), cache=make_prompt_cache(self._model))[0]
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
+        with self._packed.context.through(self.adapter_number(adapter)):
+            logits = self._model(mx.array([list(token_ids)]), cache=make_prompt_cache(self._model))[0]
         return np.array(logits.astype(mx.float32))
 
     def _memory_in_use(self) -> tuple[int, int]:
@@ -210,7 +219,7 @@ class MLXExecutor(PagedExecutor):
         self._halves.reset()
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
-        step = Step(batch, self.kv)
+        step = Step(batch, self.kv, self._adapters)
         logits, middle = self._packed.forward(step, token_ids(step, self._latest))
         pending = choose(step, logits, self._halves.landed)
         self._latest = pending.for_the_next

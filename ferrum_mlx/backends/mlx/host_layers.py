@@ -114,7 +114,12 @@ def _host(x: mx.array) -> np.ndarray:
 
 
 def _product(module: HostLinear | HostEmbedding, x: mx.array) -> mx.array:
-    y = matmul(_host(x).reshape(-1, x.shape[-1]), module.host_weight, module.exact)
+    return host_product(x, module.host_weight, module.exact)
+
+
+def host_product(x: mx.array, weight: np.ndarray, exact: bool) -> mx.array:
+    """x [..., in] · weight [out, in] transposed → [..., out]; see `matmul`."""
+    y = matmul(_host(x).reshape(-1, x.shape[-1]), weight, exact)
     return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
 
 

@@ -58,7 +58,8 @@ class Loops:
             results: list[Any] = []
             for segments in self._units(step, [*args, *kwargs.values()]):
                 own_args, own_kwargs = self._take(step, segments, layout.given, (args, kwargs), results[-1:])
-                result = original.__call__(module, *own_args, **own_kwargs)
+                with self._context.within(segments):
+                    result = original.__call__(module, *own_args, **own_kwargs)
                 rows = segments[-1].end - segments[0].start
                 results.append(tree_map(partial(_to_rows, rows), layout.result, result))
             return results[0] if len(results) == 1 else tree_map(_join, layout.result, *results)

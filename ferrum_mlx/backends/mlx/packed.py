@@ -34,12 +34,13 @@ class PackedModel:
     def __init__(
         self,
         model: nn.Module,
+        context: StepContext,
         inspection: Inspection,
         states: StateStore,
         make_storage: Callable[[int, LayerKV], PagedStorage],
     ) -> None:
         self._model, self._states, self._vocab_size = model, states, inspection.vocab_size
-        self.context = StepContext()
+        self.context = context
         self.storages: list[PagedStorage] = []
         self._num_states = 0
         self._caches = [self._cache(entry, make_storage) for entry in inspection.entries]

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ferrum_mlx.adapters import base_note, read_adapters
 from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.backends.base import PagedExecutor
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.backends.torch import device as devices
 from ferrum_mlx.backends.torch import weights
+from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.capture import Capture, CUDACapture
 from ferrum_mlx.backends.torch.exact import ExactStorage
 from ferrum_mlx.backends.torch.graphs import DecodeBuffers, DecodeGraphs
@@ -53,6 +55,10 @@ class TorchExecutor(PagedExecutor):
         self.info = replace(info, vocab_size=inspection.vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
         self._device = model.device
         self._exact = config.numerics == "exact" and model.device.type == "cpu"
+        adapters = read_adapters(config.adapters)
+        self.notes += filter(None, (base_note(adapter, info.model_id) for adapter in adapters))
+        adapted = AdaptedLayers(model, adapters)
+        free_memory = max(0, free_memory - adapted.nbytes)
         groups = group_layers(inspection.layers)
         plan = plan_pools(groups, config, max_len, free_memory, share=share)
         kv = KVManager(
@@ -68,19 +74,20 @@ class TorchExecutor(PagedExecutor):
             max_model_len=max_len,
             max_seqs=max(2, config.max_num_seqs),  # the load-time check runs two
             max_tokens=config.max_num_batched_tokens,
+            adapters={adapter.name: adapter.digest for adapter in adapters},
         )
         self.notes += plan.notes
         drafts = 0 if config.speculative == "off" else config.draft_tokens or DRAFT_TOKENS
         self._verify_rows = 1 + drafts
         self._latest: Sampled | None = None  # the latest launch
-        self._parameter_bytes = weights.nbytes(model)
+        self._parameter_bytes = weights.nbytes(model) + adapted.nbytes
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         kind = ExactStorage if self._exact else TableStorage
         storages = [
             kind(group_of[i], self._num_slots(group_of[i]), layer, model.device)
             for i, layer in enumerate(inspection.layers)
         ]
-        self._packed = PackedModel(model, storages, exact=self._exact)
+        self._packed = PackedModel(model, storages, adapted, exact=self._exact)
         self._graphs: DecodeGraphs | None = None
 
     def _num_slots(self, group: int) -> int:
@@ -96,7 +103,7 @@ class TorchExecutor(PagedExecutor):
             self._packed.replay_few_rows(
                 self._verify_rows
             )  # before the check, which then sees replayed steps
-        selfcheck.check(self)
+        selfcheck.check_all(self)
         if self._device.type == "cuda":
             self.speed_up(lambda: triton_kernel(self._device), CUDACapture())
         if self._exact and not selfcheck.is_bitwise(self):
@@ -117,7 +124,7 @@ class TorchExecutor(PagedExecutor):
         """
         if compiled:
             self._packed.compile()
-        check = partial(selfcheck.check, self)
+        check = partial(selfcheck.check_all, self)
         if reason := switch_on(self._packed.storages, make_kernel, check):
             self._packed.off.append(f"paged kernel: {reason}")
         groups, block_size = len(self.kv.groups), self.kv.block_size
@@ -133,6 +140,8 @@ class TorchExecutor(PagedExecutor):
                 check()  # its last step is one of two decode rows
             except FerrumError as error:
                 self._graphs, reason = None, f"through them, {error}"
+        if reason is None and self.adapter_names:
+            reason = "those with rows of an adapter run as they are"
         if reason:
             self._packed.off.append(f"captured decode steps: {reason}")
 
@@ -177,8 +186,9 @@ class TorchExecutor(PagedExecutor):
             kv_pool_bytes=sum(storage.nbytes for storage in self._packed.storages),
         )
 
-    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
-        logits: np.ndarray = self._packed.dense(token_ids).float().cpu().numpy()
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
+        dense = self._packed.dense(token_ids, self.adapter_number(adapter))
+        logits: np.ndarray = dense.float().cpu().numpy()
         return logits
 
     def _memory_in_use(self) -> tuple[int, int]:
@@ -198,7 +208,7 @@ class TorchExecutor(PagedExecutor):
             yield model
 
     def _launch(self, batch: UnifiedBatch) -> Pending:
-        step = Step(batch, self.kv)
+        step = Step(batch, self.kv, self._adapters)
         ids = token_ids(step, self._latest, self._device)
         if self._graphs is not None and self._graphs.takes(step):
             logits = self._graphs.logits(step, ids)

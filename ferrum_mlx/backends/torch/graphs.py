@@ -164,7 +164,12 @@ class DecodeGraphs:
         return self._packed.forward(step, ids[:size], positions[:size], compiled=compiled)
 
     def takes(self, step: Step) -> bool:
-        """Every row reaches the output head, as decode and verify rows do, and there are not too many."""
+        """Every row reaches the output head, as decode and verify rows do, and there are not too many.
+
+        A captured step runs the model without adapters.
+        """
+        if step.adapter_rows():
+            return False
         return bool(self._replays) and len(step.rows) == step.num_tokens <= self._sizes[-1]
 
     @torch.inference_mode()

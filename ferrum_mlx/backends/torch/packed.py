@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ferrum_mlx.backends.step import Step
+from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.attention import PAGED, RunningStep, install
 from ferrum_mlx.backends.torch.device import give_back, upload
 from ferrum_mlx.backends.torch.exact import ExactRows
@@ -22,9 +23,17 @@ from ferrum_mlx.backends.torch.replay import Replays
 class PackedModel:
     """`storages` are in the order in which the model attends."""
 
-    def __init__(self, model: PreTrainedModel, storages: Sequence[PagedStorage], *, exact: bool) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        storages: Sequence[PagedStorage],
+        adapted: AdaptedLayers,
+        *,
+        exact: bool,
+    ) -> None:
         install()
         self._model: Any = model
+        self._adapted = adapted
         self._own_attention = model.config._attn_implementation
         self.storages = list(storages)
         self._exact = exact
@@ -46,7 +55,7 @@ class PackedModel:
 
     def replay_few_rows(self, most: int) -> None:
         """Leave the model's Python out of small steps, if it can be: from the start up to `most` rows."""
-        replays = Replays(self._model, self._plain)
+        replays = Replays(self._model, self._plain, self._adapted)
         if reason := replays.prepare(most):
             self.off.append(f"replayed steps of few rows: {reason}")
             return
@@ -62,6 +71,10 @@ class PackedModel:
     @torch.inference_mode()
     def logits(self, step: Step, ids: torch.Tensor) -> torch.Tensor:
         """[R, vocab] for the ids [T]; with R = 0 the output head computes no row."""
+        with self._adapted.of(step):
+            return self._logits(step, ids)
+
+    def _logits(self, step: Step, ids: torch.Tensor) -> torch.Tensor:
         if self._replays is not None and self._replays.takes(step):
             positions = torch.from_numpy(step.positions).long()
             return self._replays.logits(RunningStep(step, self.storages), ids, positions)
@@ -88,9 +101,9 @@ class PackedModel:
         return logits if rows is None or self._selects_rows else logits[rows]
 
     @torch.inference_mode()
-    def dense(self, ids: Sequence[int]) -> torch.Tensor:
-        """[len(ids), vocab] by the model's own attention and cache."""
-        with self.own_attention() as model:
+    def dense(self, ids: Sequence[int], adapter: int = 0) -> torch.Tensor:
+        """[len(ids), vocab] by the model's own attention and cache, through the adapter of that number."""
+        with self.own_attention() as model, self._adapted.through(adapter):
             given = torch.tensor([list(ids)], device=model.device)
             logits: torch.Tensor = model(input_ids=given, use_cache=True).logits[0]
         return logits
@@ -106,5 +119,6 @@ class PackedModel:
 
     def release(self) -> None:
         """Drop the weights and the pools."""
+        self._adapted.remove()
         self._model = self._replays = self._compiled = None
         self.storages.clear()

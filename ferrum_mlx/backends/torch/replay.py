@@ -1,9 +1,10 @@
 """Steps of few rows replayed: the model's Python is left out, its arithmetic stays.
 
 On a CPU most of a small model's step is Python: modules, decorators and wrappers around a thousand small
-operations. They do the same in every step of as many rows, so the first one is recorded. Two kinds of call
-stay whole: attention, which the running step answers, and Linear layers, of which those with the same
-input become one. A forward that cannot be recorded runs as it is, and the reason is shown.
+operations. They do the same in every step of as many rows, so the first one is recorded. Some kinds of call
+stay whole: attention and what adapters add to layers, which the running step answers, and Linear layers,
+of which those with the same input become one. A forward that cannot be recorded runs as it is, and the
+reason is shown.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 
 from ferrum_mlx import nearties
 from ferrum_mlx.backends.step import Step
+from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.attention import Attending, RunningStep, attend_running
 from ferrum_mlx.backends.torch.layers import row_by_row
 from ferrum_mlx.backends.torch.products import linear
@@ -56,8 +58,8 @@ class _Recorded(Attending):
 class Replays:
     """Recorded forwards of a model, by their number of rows."""
 
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        self._model, self._forward = model, forward
+    def __init__(self, model: nn.Module, forward: Forward, adapted: AdaptedLayers) -> None:
+        self._model, self._forward, self._adapted = model, forward, adapted
         self._programs: dict[int, Function | None] = {}
 
     def prepare(self, most: int) -> str | None:
@@ -104,8 +106,12 @@ class Replays:
     def _recorded(self, rows: int, *, once: bool) -> Function:
         ids, positions = torch.arange(rows), torch.arange(rows)
         recorder = Recorder(ids, positions, once=once)
-        with _Recorded(recorder).entered(), _whole(self._model, recorder), recorder:
-            logits = self._forward(ids, positions)
+        self._adapted.recorder = recorder
+        try:
+            with _Recorded(recorder).entered(), _whole(self._model, recorder), recorder:
+                logits = self._forward(ids, positions)
+        finally:
+            self._adapted.recorder = None
         calls = _merge(recorder) if once else recorder.calls
         return compiled(calls, recorder.given, recorder.constants, recorder.name_of(logits))
 

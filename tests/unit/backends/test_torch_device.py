@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.device import Device
 from ferrum_mlx.backends.torch.loader import load_model
 from ferrum_mlx.backends.torch.packed import PackedModel
@@ -141,5 +142,5 @@ def test_models_on_mps_use_their_plain_attention_and_experts(
     monkeypatch.setattr(PreTrainedModel, "device", MPS)
     monkeypatch.setattr(PreTrainedModel, "_can_set_experts_implementation", lambda self: True)
     monkeypatch.setattr(PreTrainedModel, "set_experts_implementation", lambda self, kind: chosen.append(kind))
-    PackedModel(there, [], exact=False)
+    PackedModel(there, [], AdaptedLayers(there, []), exact=False)
     assert chosen == ["eager"]

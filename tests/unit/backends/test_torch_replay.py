@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ferrum_mlx.backends.torch import replay, weights
+from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.attention import attend_running
 from ferrum_mlx.backends.torch.recording import Call, ChangesInPlace, Name, Recorder, compiled
 from ferrum_mlx.backends.torch.replay import Replays
@@ -47,7 +48,7 @@ class Model(nn.Module):
 
 
 def outcome(model: nn.Module, rows: int = 1) -> str | None:
-    return Replays(model, model)._record(rows)
+    return Replays(model, model, AdaptedLayers(model, []))._record(rows)
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -56,7 +57,7 @@ def test_a_replay_is_the_forward(rows: int, pack: bool) -> None:
     model = Model()
     if pack:
         weights.pack(model)
-    replays = Replays(model, model)
+    replays = Replays(model, model, AdaptedLayers(model, []))
     assert replays._record(rows) is None
     program = replays._programs[rows]
     assert program is not None
