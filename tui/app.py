@@ -11,6 +11,7 @@ from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -40,7 +41,7 @@ from .prompt import Prompt
 from .screens.help import HelpScreen
 from .status import TitleBar, describe
 from .talk import Setup, Talk
-from .theme import FERRUM
+from .theme import FERRUM, FERRUM_LIGHT
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
@@ -68,10 +69,11 @@ class ChatApp(App[None]):
         *(f"css/{part}.tcss" for part in ("transcript", "markdown", "engine", "screens")),
     ]
     TITLE = "ferrum"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - declared so by Textual
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (100, "-wide")]  # noqa: RUF012 - declared so by Textual
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="chat.stop"),
+        Binding("f1", "help", "Help", id="chat.help"),
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", show=False, priority=True, id="chat.interrupt"),
         Binding("ctrl+r", "regenerate", "Regenerate", priority=True, id="chat.regenerate"),
         Binding("ctrl+n", "new_chat", "New chat", priority=True, id="chat.new"),
@@ -82,7 +84,6 @@ class ChatApp(App[None]):
         Binding("pageup", "scroll(-1)", "Scroll up", show=False, priority=True, id="chat.up"),
         Binding("pagedown", "scroll(1)", "Scroll down", show=False, priority=True, id="chat.down"),
         Binding("ctrl+end", "follow", "Follow", show=False, priority=True, id="chat.follow"),
-        Binding("f1", "help", "Help", id="chat.help"),
     ]
 
     def __init__(
@@ -128,6 +129,7 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         self.register_theme(FERRUM)
+        self.register_theme(FERRUM_LIGHT)
         self.theme = self.settings.theme or FERRUM.name
         self.set_keymap(self.settings.keys)
         self.show_panel(self.settings.panel)
@@ -301,9 +303,8 @@ class ChatApp(App[None]):
         self._title.where = " · ".join([*place, *offline])
         self._title.context = (talk.tokens, ready.max_model_len) if ready and talk.tokens else None
         self.prompt.border_title = "edit · Esc leaves it" if self.desk.editing else "prompt"
-        self.prompt.border_subtitle = sanitize(
-            describe(talk.params, talk.book.conversation.system, talk.setup.thinking)
-        )
+        described = describe(talk.params, talk.book.conversation.system, talk.setup.thinking)
+        self.prompt.border_subtitle = Content(sanitize(described))
 
     def _cannot_keep(self, error: FerrumError) -> None:
         self.store = None

@@ -59,7 +59,7 @@ class TitleBar(Widget):
     where: reactive[str] = reactive("")
 
     def render(self) -> Content:
-        name = Content.assemble((" ferrum ", "bold $accent"), (f" {sanitize(self.model)} ▾ ", "bold"))
+        name = Content.assemble((" ferrum ", "bold $text-accent"), (f" {sanitize(self.model)} ▾ ", "bold"))
         right = Content.assemble(self._fullness(), (f" {sanitize(self.where)} ", "$foreground 55%"))
         room = self.content_size.width - name.cell_length
         if room < right.cell_length:
@@ -93,7 +93,7 @@ def _state(status: Status) -> list[_Part]:
 def _speed(status: Status) -> list[list[_Part]]:
     groups: list[list[_Part]] = []
     if status.decode_tps is not None:
-        groups.append([(f"{status.decode_tps:,.1f}", "bold $accent"), (" tok/s", "$foreground 55%")])
+        groups.append([(f"{status.decode_tps:,.1f}", "bold $text-accent"), (" tok/s", "$foreground 55%")])
     if status.ttft_s is not None:
         groups.append([("TTFT ", "$foreground 55%"), (duration(status.ttft_s), "bold")])
     if status.tokens is not None:
