@@ -62,8 +62,7 @@ class TitleBar(Widget):
         name = Content.assemble((" ferrum ", "bold $text-accent"), (f" {sanitize(self.model)} ▾ ", "bold"))
         right = Content.assemble(self._fullness(), (f" {sanitize(self.where)} ", "$foreground 55%"))
         room = self.content_size.width - name.cell_length
-        if room < right.cell_length:
-            right = right if room > 0 else Content("")
+        right = right.truncate(max(0, room), ellipsis=True)
         title = Content.styled(sanitize(self.chat), "$foreground 55%").truncate(
             max(0, room - right.cell_length - 2), ellipsis=True
         )
