@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 import ferrum_tui
+from ferrum_mlx.chat.conversation import Message
 from ferrum_mlx.chat.settings import Settings
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.client import EngineClient
@@ -74,7 +75,9 @@ def bindings(cls: type[DOMNode]) -> list[Binding]:
 
 
 async def at_the_chat(pilot: Pilot[ChatApp], binding: Binding) -> None:
-    pilot.app.query_one(Prompt).focus()
+    editing = Message(id=1, parent=None, role="user") if binding.action == "stop" else None
+    pilot.app.desk.talk.editing = editing
+    pilot.app.set_focus(None if binding.action == "to_prompt" else pilot.app.prompt)
 
 
 async def at_a_message(pilot: Pilot[ChatApp], binding: Binding) -> None:
@@ -177,6 +180,28 @@ async def test_every_key_reaches_its_action(
             assert names == [binding.action.partition("(")[0].removeprefix("app.")], binding
             owner = ChatApp if binding.action.startswith("app.") else cls
             assert isinstance(asked[0][0], owner), binding
+
+
+async def test_esc_says_what_it_does(chat: ChatApp, stage: Any) -> None:
+    stage.held = True
+
+    def said() -> str:
+        active = chat.screen.active_bindings.get("escape")
+        return active.binding.description if active is not None else ""
+
+    async with chat.run_test(size=(100, 30)) as pilot:
+        await ready(pilot)
+        assert said() == ""
+        await pilot.press("a", "enter")
+        await until(pilot, lambda: "esc Stop" in screen(chat))
+        assert said() == "Stop"
+        stage.release()
+        await until(pilot, lambda: not chat.desk.answering)
+        await until(pilot, lambda: "esc Stop" not in screen(chat))
+        await pilot.press("shift+tab")
+        await until(pilot, lambda: "esc To the prompt" in screen(chat))
+        await pilot.press("escape")
+        assert chat.prompt.has_focus
 
 
 def test_every_class_that_binds_keys_is_here() -> None:

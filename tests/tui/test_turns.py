@@ -274,8 +274,14 @@ async def test_files_are_sent_along(app: ChatApp, stage: Any, tmp_path: Path, mo
         await until(pilot, lambda: "notes.md" in screen(app))
         await pilot.press("tab")
         assert prompt(pilot) == "see @notes.md "
+        await until(pilot, lambda: " tok with notes.md" in screen(app))
+        title = str(app.query_one(Prompt).border_title)
         await pilot.press("enter")
         await settled(pilot)
+        usage = app.desk.talk.path[-1].usage
+        assert usage is not None
+        assert title == f"prompt · {usage.prompt_tokens} tok with notes.md"
+        await until(pilot, lambda: " tok with " not in screen(app))
     assert "buy [milk]" in stage.seen[0]
 
 
