@@ -98,13 +98,20 @@ async def check(pilot: Pilot[Any], name: str) -> None:
             other.write_text(now)
             told = f"{name} looks different; it is kept as it is now in {other}"
             raise AssertionError(f"{told}\n{difference(kept, now)}\n{screen(pilot.app)}")
-        await pilot.pause(0.05)
+        await _drawn(pilot, 0.05)
 
 
 async def calm(pilot: Pilot[Any]) -> str:
     """The picture of a screen that does not change any more."""
     looks: list[str] = []
     while len(looks) < _CALM or len(set(looks[-_CALM:])) > 1:
-        await pilot.pause(0.1)
+        await _drawn(pilot, 0.1)
         looks.append(picture(pilot.app))
     return looks[-1]
+
+
+async def _drawn(pilot: Pilot[Any], seconds: float) -> None:
+    """A screen that another covers is not drawn anew as a part of it changes."""
+    for each in pilot.app.screen_stack:
+        each.refresh()
+    await pilot.pause(seconds)
