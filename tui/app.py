@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -26,10 +26,11 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.sanitize import sanitize
 
-from . import dialogs, slash
+from . import dialogs, keys, slash
 from .clipboard import copy
 from .completions import Completions
 from .desk import Desk
+from .draft import DraftCount
 from .engine.feed import EngineFeed
 from .engine.panel import EnginePanel
 from .engine.screen import EngineScreen
@@ -40,14 +41,10 @@ from .prompt import Prompt
 from .screens.help import HelpScreen
 from .status import TitleBar, describe
 from .talk import Setup, Talk
-from .theme import FERRUM
+from .theme import FERRUM, FERRUM_LIGHT
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
-_OF_TRANSCRIPT = (  # actions
-    *("new_chat", "scroll", "follow", "regenerate"),
-    *("models", "sessions", "settings", "engine"),
-)
 _SECOND_CTRL_C = 2.0  # seconds within which it quits
 
 
@@ -69,22 +66,9 @@ class ChatApp(App[None]):
         *(f"css/{part}.tcss" for part in ("transcript", "markdown", "engine", "screens")),
     ]
     TITLE = "ferrum"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - declared so by Textual
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (100, "-wide")]  # noqa: RUF012 - declared so by Textual
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop", id="chat.stop"),
-        Binding("ctrl+c", "interrupt", "Copy, stop or quit", show=False, priority=True, id="chat.interrupt"),
-        Binding("ctrl+r", "regenerate", "Regenerate", priority=True, id="chat.regenerate"),
-        Binding("ctrl+n", "new_chat", "New chat", priority=True, id="chat.new"),
-        Binding("ctrl+o", "models", "Model", priority=True, id="chat.model"),
-        Binding("ctrl+s", "sessions", "Sessions", priority=True, id="chat.sessions"),
-        Binding("ctrl+b", "engine", "Engine", priority=True, id="chat.engine"),
-        Binding("f2", "settings", "Settings", show=False, id="chat.settings"),
-        Binding("pageup", "scroll(-1)", "Scroll up", show=False, priority=True, id="chat.up"),
-        Binding("pagedown", "scroll(1)", "Scroll down", show=False, priority=True, id="chat.down"),
-        Binding("ctrl+end", "follow", "Follow", show=False, priority=True, id="chat.follow"),
-        Binding("f1", "help", "Help", id="chat.help"),
-    ]
+    BINDINGS = keys.BINDINGS
 
     def __init__(
         self,
@@ -114,9 +98,11 @@ class ChatApp(App[None]):
             store.on_note = self._note
         self.completions = Completions()
         self.prompt = Prompt(self.completions)
+        self._draft = DraftCount(self.prompt, lambda: self.host.client, self.show_setup)
         self._title = TitleBar()
         self._drains = 0
         self._last_ctrl_c = 0.0
+        self._could_stop = False  # as the row of keys has it
 
     def compose(self) -> ComposeResult:
         yield self._title
@@ -130,6 +116,7 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         self.register_theme(FERRUM)
+        self.register_theme(FERRUM_LIGHT)
         self.theme = self.settings.theme or FERRUM.name
         self.set_keymap(self.settings.keys)
         self.show_panel(self.settings.panel)
@@ -224,6 +211,10 @@ class ChatApp(App[None]):
             self.give_back(text)
         self.show_setup()
 
+    @on(Prompt.Changed)
+    def _drafted(self) -> None:
+        self._draft.look()
+
     @on(Desk.Begun)
     def _begun(self) -> None:
         self._timer.resume()
@@ -296,16 +287,22 @@ class ChatApp(App[None]):
     def show_setup(self) -> None:
         """The title and the lines around the prompt."""
         talk = self.desk.talk
+        if self._could_stop != self._can_stop:  # the row of keys is made anew, which is not cheap
+            self._could_stop = self._can_stop
+            self.refresh_bindings()
         ready = self.host.client.ready
         self._title.model, self._title.chat = self.host.model, talk.book.conversation.title
         offline = ["offline"] if self.host.config.offline else []
         place = [ready.backend, ready.info.device] if ready else []
         self._title.where = " · ".join([*place, *offline])
         self._title.context = (talk.tokens, ready.max_model_len) if ready and talk.tokens else None
-        self.prompt.border_title = "edit · Esc leaves it" if self.desk.editing else "prompt"
-        self.prompt.border_subtitle = sanitize(
-            describe(talk.params, talk.book.conversation.system, talk.setup.thinking, talk.setup.adapter)
+        title = "edit · Esc leaves it" if self.desk.editing else "prompt"
+        counted = f" · {self._draft.said}" if self._draft.said else ""
+        self.prompt.border_title = Content(sanitize(title + counted))
+        described = describe(
+            talk.params, talk.book.conversation.system, talk.setup.thinking, talk.setup.adapter
         )
+        self.prompt.border_subtitle = Content(sanitize(described))
 
     def _cannot_keep(self, error: FerrumError) -> None:
         self.store = None
@@ -316,10 +313,19 @@ class ChatApp(App[None]):
 
     # Actions
 
+    @property
+    def _can_stop(self) -> bool:
+        return self.desk.answering or self.desk.editing is not None
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What acts on the transcript is off under another screen, which has such keys of its own."""
         covered = len(self.screen_stack) > 1
-        return not (covered and action in _OF_TRANSCRIPT) and super().check_action(action, parameters)
+        match action:
+            case "stop":
+                return self._can_stop
+            case "to_prompt":
+                return not (self._can_stop or covered or self.prompt.has_focus)
+        return not (covered and action in keys.OF_TRANSCRIPT) and super().check_action(action, parameters)
 
     async def action_stop(self) -> None:
         if self.desk.answering:
@@ -328,8 +334,9 @@ class ChatApp(App[None]):
             self.desk.cancel_edit()
             self.prompt.put("")
             self.show_setup()
-        else:
-            self.prompt.focus()
+
+    def action_to_prompt(self) -> None:
+        self.prompt.focus()
 
     async def action_interrupt(self) -> None:
         selected = self.screen.get_selected_text() or self.prompt.selected_text

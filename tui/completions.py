@@ -10,7 +10,8 @@ from textual.widgets import Static
 from ferrum_mlx.chat.commands import Completion
 from ferrum_mlx.sanitize import sanitize
 
-_ROWS = 6
+_ROWS, _ON_A_LOW_SCREEN = 6, 2
+_LOW = 18  # rows of a screen
 
 
 class Completions(Static):
@@ -33,14 +34,18 @@ class Completions(Static):
         self._marked = (self._marked + rows) % len(self._choices)
         self._draw()
 
+    def on_resize(self) -> None:
+        self._draw()
+
     def _draw(self) -> None:
         self.display = bool(self._choices)
-        first = max(0, min(self._marked - _ROWS // 2, len(self._choices) - _ROWS))
-        shown = self._choices[first : first + _ROWS]
+        rows = _ROWS if self.app.size.height >= _LOW else _ON_A_LOW_SCREEN
+        first = max(0, min(self._marked - rows // 2, len(self._choices) - rows))
+        shown = self._choices[first : first + rows]
         width = max((len(choice.label) for choice in shown), default=0)
         lines: list[tuple[str, str] | str] = []
         for place, choice in enumerate(shown, first):
-            mark, style = ("▸ ", "bold $accent") if place == self._marked else ("  ", "")
+            mark, style = ("▸ ", "bold $text-accent") if place == self._marked else ("  ", "")
             lines += [
                 (f"{mark}{sanitize(choice.label):<{width}}", style),
                 (f"  {choice.help}\n", "$foreground 55%"),

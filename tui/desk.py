@@ -92,7 +92,7 @@ class Desk(Horizontal):
         Args:
             here, label: name what is different in the one and the other.
         """
-        self.talk.label = here
+        self.talk.tell_apart(here)
         other = Talk(host, self.talk.book, setup, label=label, first=False)
         other.leaf = self.talk.leaf
         self.talks.append(other)
@@ -106,7 +106,7 @@ class Desk(Horizontal):
         other = self.talks.pop()
         await other.abandon()
         await other.remove()
-        self.talk.label = ""
+        self.talk.tell_apart("")
         if self.talk.turn is None:
             await self.talk.show()  # the number of branches has changed
         return other.host if other.host is not self.talk.host else None

@@ -75,7 +75,7 @@ def _block(
 ) -> Iterator[Paragraph | Fence]:
     match node.type:
         case "heading":
-            style = "bold underline $accent" if node.tag == "h1" else "bold $accent"
+            style = "bold underline $text-accent" if node.tag == "h1" else "bold $text-accent"
             yield Paragraph(_inlines(node).stylize_before(style), first, rest)
         case "bullet_list" | "ordered_list":
             yield from _list(node, first, rest, depth)
@@ -123,7 +123,7 @@ def _list(node: SyntaxTreeNode, first: Content, rest: Content, depth: int) -> It
     for item in node.children:
         # Numbers as they are written, not counted: a long list is cut, and parsed in pieces.
         mark = f"{item.info}{item.markup} " if node.type == "ordered_list" else f"{bullet} "
-        own = first + Content.styled(mark, "$accent")
+        own = first + Content.styled(mark, "$text-accent")
         indent = rest + Content(" " * len(mark))
         if item.children:
             yield from _blocks(item.children, own, indent, depth + 1)
@@ -142,7 +142,7 @@ def _inlines(node: SyntaxTreeNode) -> Content:
     content = Content("").join([piece for inline in node.children for piece in _pieces(inline, "")])
     parent = node.parent
     if parent is not None and parent.type == "list_item" and content.plain[:4] in _BOXES:
-        return Content.styled(_BOXES[content.plain[:4]], "$accent") + content[4:]
+        return Content.styled(_BOXES[content.plain[:4]], "$text-accent") + content[4:]
     return content
 
 
@@ -174,7 +174,7 @@ def _pieces(node: SyntaxTreeNode, style: str) -> Iterator[Content]:
 
 def _link(shown: Content, address: str) -> Content:
     """Text that opens its address at a click; the address is seen where the text is another."""
-    link = shown.stylize("underline $accent")
+    link = shown.stylize("underline $text-accent")
     if address.startswith(_OPENED):
         click = Style.from_meta({"@click": ("app.open_link", (address,))})
         link = link.stylize(Style(link=address) + click)

@@ -131,7 +131,7 @@ def _last_token(terminal: PseudoTerminal, records: Callable[[], list[Any]]) -> f
 
 
 def _stop(terminal: PseudoTerminal, records: Callable[[], list[Any]]) -> tuple[float, int]:
-    """Milliseconds from Esc to what the screen says of it; steps that ended in the engine after that."""
+    """Milliseconds from Esc to what the screen says of it, and the engine's steps that ended after that."""
     terminal.send(_PROMPT + "\r")
     terminal.wait_for("generating")
     time.sleep(1.0)

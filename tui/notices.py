@@ -55,7 +55,7 @@ class Welcome(Static):
             offers = [Content(""), Content.styled("Models for this machine; Ctrl+O chooses", _DIM), *offers]
         tip = [Content(""), Content.styled("Type below and press Enter.", _DIM)]
         about = Content.styled("a local model, and an engine you can see", _DIM)
-        name = [Content.styled("ferrum", "bold $accent"), about, Content("")]
+        name = [Content.styled("ferrum", "bold $text-accent"), about, Content("")]
         whole = [*name, model, *tip, Content.styled(_KEYS, _DIM), *offers]
         assert isinstance(self.parent, Widget)
         room = self.parent.scrollable_content_region.size

@@ -59,11 +59,10 @@ class TitleBar(Widget):
     where: reactive[str] = reactive("")
 
     def render(self) -> Content:
-        name = Content.assemble((" ferrum ", "bold $accent"), (f" {sanitize(self.model)} ▾ ", "bold"))
+        name = Content.assemble((" ferrum ", "bold $text-accent"), (f" {sanitize(self.model)} ▾ ", "bold"))
         right = Content.assemble(self._fullness(), (f" {sanitize(self.where)} ", "$foreground 55%"))
         room = self.content_size.width - name.cell_length
-        if room < right.cell_length:
-            right = right if room > 0 else Content("")
+        right = right.truncate(max(0, room), ellipsis=True)
         title = Content.styled(sanitize(self.chat), "$foreground 55%").truncate(
             max(0, room - right.cell_length - 2), ellipsis=True
         )
@@ -93,7 +92,7 @@ def _state(status: Status) -> list[_Part]:
 def _speed(status: Status) -> list[list[_Part]]:
     groups: list[list[_Part]] = []
     if status.decode_tps is not None:
-        groups.append([(f"{status.decode_tps:,.1f}", "bold $accent"), (" tok/s", "$foreground 55%")])
+        groups.append([(f"{status.decode_tps:,.1f}", "bold $text-accent"), (" tok/s", "$foreground 55%")])
     if status.ttft_s is not None:
         groups.append([("TTFT ", "$foreground 55%"), (duration(status.ttft_s), "bold")])
     if status.tokens is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message as Event
 
 from ferrum_mlx.chat.book import Book
@@ -14,6 +15,7 @@ from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.messages import ChatOptions
 from ferrum_mlx.sampling import SamplingParams
+from ferrum_mlx.sanitize import sanitize
 
 from .answer import Answer
 from .host import EngineHost
@@ -61,13 +63,14 @@ class Talk(Vertical):
         self, host: EngineHost, book: Book, setup: Setup, *, label: str = "", first: bool = True
     ) -> None:
         super().__init__()
-        self.host, self.book, self.setup, self.label = host, book, setup, label
+        self.host, self.book, self.setup = host, book, setup
         self._first = first  # of a comparison; where it stands is where a resume goes on
         self.leaf = book.conversation.leaf
         self.editing: Message | None = None
         self.turn: Turn | None = None
         self.transcript = Transcript()
         self.status_line = StatusLine()
+        self.tell_apart(label)
         self._told: FerrumError | None = None  # the last error of a turn: an engine's death is told once
 
     def compose(self) -> ComposeResult:
@@ -87,6 +90,11 @@ class Talk(Vertical):
         """Of the conversation, as the last answer has left it."""
         usages = [message.usage for message in self.path if message.usage]
         return usages[-1].prompt_tokens + usages[-1].completion_tokens if usages else 0
+
+    def tell_apart(self, label: str) -> None:
+        """Put what is different here in the title; "" where there is no comparison."""
+        self.label = label
+        self.transcript.border_title = Content(sanitize(label) or "chat")
 
     async def show(self) -> None:
         """The whole path, as after a resume."""

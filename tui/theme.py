@@ -1,4 +1,4 @@
-"""Our colours: iron and rust."""
+"""Our colours: iron and rust, and the same on paper."""
 
 from __future__ import annotations
 
@@ -17,4 +17,20 @@ FERRUM = Theme(
     warning="#dcae62",
     error="#dd6b60",
     dark=True,
+    variables={"text-accent": "#e8935a", "text-secondary": "#7fa6ad"},
+)
+
+FERRUM_LIGHT = Theme(
+    name="ferrum-light",
+    primary="#b3541e",
+    secondary="#2f6570",
+    accent="#b3541e",
+    foreground="#1d1a17",
+    background="#faf8f5",
+    surface="#f1ede7",
+    panel="#e6e0d8",
+    success="#4d7a2b",
+    warning="#96610a",
+    error="#b3362c",
+    dark=False,
 )

@@ -35,12 +35,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self._changing = asyncio.Lock()  # what is mounted, which takes several steps
         self._fetching = False
 
-    def on_mount(self) -> None:
-        self.anchor()
-
     def on_resize(self) -> None:
         for welcome in self.query(Welcome):
             welcome.fit()
+        self._anchor_what_is_long()
         self.call_after_refresh(self._want_earlier)
 
     @property
@@ -248,12 +246,23 @@ class Transcript(VerticalScroll, can_focus=False):
         self._tell()
 
     def watch_virtual_size(self, before: Size, now: Size) -> None:
+        self._anchor_what_is_long()
         if self._left_at is None:
             self.call_after_refresh(self._stay_at_end)
         elif before.width != now.width:
             self._left_at += now.height - before.height  # wrapped anew, which is no news
         self._want_earlier()
         self._tell()
+
+    def _anchor_what_is_long(self) -> None:
+        """Textual's anchor would put what is shorter than the screen at the bottom of it."""
+        long = self.max_scroll_y > 0
+        if not long:
+            self._left_at = None
+        if long != self.is_anchored:
+            self.anchor(long)
+        if not long:
+            self.scroll_to(y=0, animate=False, force=True, immediate=True, release_anchor=False)
 
     def _stay_at_end(self) -> None:
         """Textual takes any scroll for a leaving, one that moves nothing, as PgDn at the end, too."""

@@ -25,7 +25,7 @@ class Stage:
     Attributes:
         answers: texts by prompt; a prompt that is not there is answered by "ok".
         held: while set, each token waits for one `allow`.
-        crash: raised by the next step, once.
+        crash: raised by the next step, once; where `crashing` names a model, by a step of its engine.
         build_error: raised by the next build, once.
         seen: the conversations that reached the engine, as one text each.
     """
@@ -34,6 +34,7 @@ class Stage:
         self.answers: dict[str, str] = {}
         self.held = False
         self.crash: BaseException | None = None
+        self.crashing = ""
         self.build_error: FerrumError | None = None
         self.notes: tuple[str, ...] = ()
         self.builds = 0
@@ -65,7 +66,7 @@ class Stage:
         step = engine.step
 
         def step_or_crash() -> list[object]:
-            if self.crash is not None:
+            if self.crash is not None and self.crashing in ("", config.model):
                 crash, self.crash = self.crash, None
                 raise crash
             return list(step())

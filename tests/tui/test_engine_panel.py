@@ -82,9 +82,9 @@ async def test_panel_of_known_readings() -> None:
         "        KV pool  3.4 GB  (1.4 GB in use)",
         "        ━━━━━━━━━━━━━━━━━━─── 84% of 10.0 GB",
         "QUEUE   run 2  wait 1  preempt 0",
-        "17       ● decode     214t   48.7/s   6.2k",
-        "18       ◐ prefill     62%   1.8k/s   1.9k",
-        "19       ▽ preempted     –               0  ▽1",
+        "17       ● decode     214t  48.7/s  6.2k",
+        "18       ◐ prefill     62%  1.8k/s  1.9k",
+        "19       ▽ preempted     –             0 ▽1",
         "         … 5 more",
         "OFF     paged kernel: no GPU [x]",
     ]

@@ -11,7 +11,9 @@ from textual.pilot import Pilot
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import ModelNotFoundError
 from ferrum_tui.app import ChatApp
+from ferrum_tui.notices import Failure
 from ferrum_tui.prompt import Prompt
 
 from .driver import GREEDY, answers, below, prompt, ready, screen, state, type_in, until
@@ -201,6 +203,30 @@ async def test_two_models_side_by_side(app: ChatApp, stage: Any) -> None:
         assert app.host.client.ready is not None
 
 
+async def test_of_two_models_one_fails_and_the_other_goes_on(app: ChatApp, stage: Any) -> None:
+    async with app.run_test(size=(160, 40)) as pilot:
+        await ready(pilot)
+        stage.build_error = ModelNotFoundError("no model other[x]", next_step="try models list")
+        await ask(pilot, "/compare other[x]")
+        left, right = app.desk.talks
+        await until(pilot, lambda: right.host.state == "failed")
+        assert "no model other[x]" in str(right.query_one(Failure).content)
+        assert str(right.transcript.border_title) == r"other\[x]"
+        await ask(pilot, "a")  # and with it the other one is tried again
+        await until(pilot, lambda: right.host.state == "ready" and not app.desk.answering)
+        assert answers(pilot) == ["ok", "ok"]
+        stage.crash, stage.crashing = RuntimeError("out of [memory]"), "other[x]"
+        stage.answers["b"] = "both"
+        await ask(pilot, "b")
+        await until(pilot, lambda: len(right.query(Failure)) == 2)
+        assert [message.text for message in left.path] == ["a", "ok", "b", "both"]
+        assert "out of [memory]" in str(right.query(Failure).last().content)
+        assert not left.query(Failure)
+        await until(pilot, lambda: right.host.state == "ready")
+        await ask(pilot, "/compare")
+        assert [message.text for message in app.desk.talk.path] == ["a", "ok", "b", "both"]
+
+
 async def test_another_model_takes_over_the_conversation(app: ChatApp, stage: Any) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await ready(pilot)
@@ -248,8 +274,14 @@ async def test_files_are_sent_along(app: ChatApp, stage: Any, tmp_path: Path, mo
         await until(pilot, lambda: "notes.md" in screen(app))
         await pilot.press("tab")
         assert prompt(pilot) == "see @notes.md "
+        await until(pilot, lambda: " tok with notes.md" in screen(app))
+        title = str(app.query_one(Prompt).border_title)
         await pilot.press("enter")
         await settled(pilot)
+        usage = app.desk.talk.path[-1].usage
+        assert usage is not None
+        assert title == f"prompt · {usage.prompt_tokens} tok with notes.md"
+        await until(pilot, lambda: " tok with " not in screen(app))
     assert "buy [milk]" in stage.seen[0]
 
 

@@ -37,11 +37,11 @@ def queue(feed: EngineFeed, rows: int) -> list[Content]:
 def _row(request: RequestView) -> Content:
     glyph, style = _GLYPHS[request.state]
     rate = f"{short_rate(request.tokens_per_second)}/s" if request.tokens_per_second else ""
-    again = f"  ▽{request.preemptions}" if request.preemptions else ""
+    again = f" ▽{request.preemptions}" if request.preemptions else ""
     return Content.assemble(
         f"{name_of(request.request_id):<8} ",
         (glyph, style),
-        f" {request.state:<9}{_done(request):>6} {rate:>8} ",
+        f" {request.state:<9}{_done(request):>6}{rate:>8}",
         (f"{short(request.computed_tokens):>6}{again}", "dim"),
     )
 

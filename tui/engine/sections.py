@@ -17,7 +17,7 @@ _PROGRESS = 5  # cells
 
 def speed(feed: EngineFeed, rows: int, width: int) -> list[Content]:
     now = section(
-        "NOW", ("tok/s ", "dim"), (f"{feed.now_tps:6.1f}", "bold $accent"), ("   avg ", "dim")
+        "NOW", ("tok/s ", "dim"), (f"{feed.now_tps:6.1f}", "bold $text-accent"), ("   avg ", "dim")
     ) + Content(f"{feed.history.average_tps:.1f}")
     return [now, *chart(feed.history.decode_rates, width, rows)]
 

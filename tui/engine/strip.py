@@ -35,7 +35,7 @@ def strip_lines(feed: EngineFeed, width: int) -> list[Content]:
 
 def _first(feed: EngineFeed, width: int) -> Content:
     line = sparkline(feed.history.decode_rates, min(_CHART, width // 2))
-    groups: list[list[Part]] = [[(f" {feed.now_tps:.1f}", "bold $accent"), (" tok/s", "dim")]]
+    groups: list[list[Part]] = [[(f" {feed.now_tps:.1f}", "bold $text-accent"), (" tok/s", "dim")]]
     if (ttft := feed.ttft) is not None:
         groups.append([("TTFT ", "dim"), (f"{milliseconds(ttft.last)} ms", "")])
     if (itl := feed.itl) is not None:

@@ -40,15 +40,17 @@ def table(
     Args:
         rows: all of the same length.
         elastic: the column that is cut where the others leave too little room.
-        drop: columns to leave out while the rest does not fit, the least important first.
+        drop: columns to leave out while the rest does not fit, the least important first; of the elastic
+            one, half the width is enough.
     """
     if not rows:
         return []
     made = [[Content.styled(_line(text), style) for text, style in row] for row in rows]
     widths = [max(row[i].cell_length for row in made) for i in range(len(rows[0]))]
     shown = [i for i, wide in enumerate(widths) if wide]
+    enough = [*widths[:elastic], min(widths[elastic], width // 2), *widths[elastic + 1 :]]
     for column in drop:
-        if _needed(widths, shown) <= width:
+        if _needed(enough, shown) <= width:
             break
         shown = [i for i in shown if i != column]
     spare = width - _needed(widths, shown)

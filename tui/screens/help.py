@@ -108,7 +108,7 @@ def _section(title: str, pairs: list[tuple[str, str]], width: int) -> Iterator[C
     column = min(widest, _WIDEST, max(width // 3, 8))
     indent = Content(" " * (column + 2))
     for left, right in pairs:
-        key = Content.styled(sanitize(left), "bold $accent")
+        key = Content.styled(sanitize(left), "bold $text-accent")
         lines = Content(sanitize(right)).wrap(max(width - column - 2, 8))
         if key.cell_length > column:
             yield from key.wrap(width)

@@ -12,7 +12,7 @@ from ferrum_mlx.fit import TIGHT, fit_of
 
 from .finder import Cell, size
 
-_DIM = "$foreground 55%"
+_DIM = "dim"  # and no colour, which might be that of the highlighted row
 
 
 class Fit(Protocol):
@@ -101,8 +101,8 @@ def size_cell(entry: Entry) -> Cell:
     if entry.here:
         return (size(entry.size or 0), "bold")
     if entry.partial:
-        whole = f" of {size(entry.size)}" if entry.size else ""
-        return (f"◐ {size(entry.partial)}{whole}", "$text-warning")
+        share = f"{entry.partial / entry.size:.0%} of " if entry.size else ""
+        return (f"◐ {share}{size(entry.size or entry.partial)}", "$text-warning")
     return (f"↓ {size(entry.size) if entry.size else '?'}", _DIM)
 
 
@@ -126,7 +126,7 @@ def cells(entry: Entry, current: bool) -> list[Cell]:
     if entry.verified:
         state = f"{state} verified".strip()
     return [
-        ("●" if current else " ", "bold $accent"),
+        ("●" if current else " ", "bold $text-accent"),
         (entry.name, "bold"),
         size_cell(entry),
         *fit_cells(entry),

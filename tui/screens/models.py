@@ -117,7 +117,7 @@ class ModelPicker(ModalScreen[str | None]):
         if _is_a_name(typed) and typed not in names:
             at = 0 if _is_a_path(typed) else len(names)
             names.insert(at, typed)
-            lines.insert(at, Content.assemble(("→ use ", "$accent"), sanitize(typed)))
+            lines.insert(at, Content.assemble(("→ use ", "$text-accent"), sanitize(typed)))
         before = highlight or self._highlighted()
         self._shown = names
         self.query_one(".headings", Static).update(heading)

@@ -25,7 +25,7 @@ from ferrum_mlx.sanitize import sanitize
 from .finder import Cell, SearchBox, table
 
 _DEBOUNCE = 0.15  # seconds after the last letter until the store is asked
-_DIM = "$foreground 55%"
+_DIM = "dim"
 _TITLE = 1  # column
 _DROP = (4, 3, 2)
 _ON_A_ROW = ("rename", "delete", "export")  # actions
@@ -116,7 +116,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
     def _cells(self, row: SessionRow) -> list[Cell]:
         return [
-            ("●" if row.id == self._current else " ", "bold $accent"),
+            ("●" if row.id == self._current else " ", "bold $text-accent"),
             (row.title or "untitled", "bold"),
             (row.snippet, "$text-warning"),
             (row.model, _DIM),
