@@ -191,8 +191,11 @@ class ModelExecutor(ABC):
         """
 
     @abstractmethod
-    def forward(self, token_ids: Sequence[int]) -> np.ndarray:
-        """One pass without a cache: logits [len(token_ids), vocab_size] float32, for scoring."""
+    def forward(self, token_ids: Sequence[int], *, exact_kv: bool = False) -> np.ndarray:
+        """One pass without our pools: logits [len(token_ids), vocab_size] float32, for scoring.
+
+        Where pools keep K and V in fewer bits (ModelInfo.kv_dtype) these are rounded alike, unless `exact_kv`.
+        """
 
     @final
     def unified_decode(self, batch: UnifiedBatch) -> list[ItemResult]:
