@@ -6,10 +6,12 @@ import json
 import subprocess
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from ferrum_mlx import build
+from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.cli.main import cli
 from ferrum_mlx.verify.runs import Subject
@@ -36,7 +38,7 @@ def test_a_table_on_stdout_and_progress_on_stderr(ferrum: Run) -> None:
     assert said[0].startswith("fake on fake, none (asked for by --backend: no model, scripted text)")
     assert "the plain run: each prompt alone" in said
     assert f"1 of {len(lines)}: paged = dense" in said
-    assert said[-1].startswith("0 faults, 8 checks hold, 3 did not run; numerics fast, 10 prompts × 8 tokens")
+    assert said[-1].startswith("0 faults, 8 checks hold, 4 did not run; numerics fast, 10 prompts × 8 tokens")
 
 
 def test_one_object(ferrum: Run) -> None:
@@ -103,6 +105,37 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("backend", "bits"), [("mlx", 8), ("mlx", 4), ("torch", 8)])
+def test_the_default_model_with_quantized_kv(smollm2: ResolvedModel, backend: str, bits: int) -> None:
+    pytest.importorskip(backend)
+    args = ["verify", "-m", str(smollm2.path), "--backend", backend, "--device", "cpu", "--kv-bits", str(bits)]
+    done = CliRunner().invoke(cli, [*args, "--numerics", "exact", "--json"])
+    assert done.exit_code == 0, done.stdout + done.stderr
+    outcomes = {check["check"]: check["outcome"] for check in json.loads(done.stdout)["checks"]}
+    assert outcomes["quantized KV = the model's"] == "within its bound"
+    same_route = ("batched = alone", "chunked = whole", "prefix hit = miss", "preempted = not")
+    assert {outcomes[name] for name in (*same_route, "speculation = plain")} == {"exact"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 4])
+def test_numbers_of_other_slots_exit_1(
+    smollm2: ResolvedModel, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The likelihood tells, which the checks of equality do not: they are wrong alike on both sides."""
+    from ferrum_mlx.backends.mlx.host_quantized import HostPool
+
+    true = HostPool.__getitem__
+    monkeypatch.setattr(selfcheck, "check", lambda executor: None)
+    monkeypatch.setattr(HostPool, "__getitem__", lambda self, where: np.roll(true(self, where), 1, axis=0))
+    args = ["verify", "-m", str(smollm2.path), "--backend", "mlx", "--device", "cpu", "--kv-bits", str(bits)]
+    done = CliRunner().invoke(cli, [*args, "--json"])
+    assert done.exit_code == 1, done.stdout + done.stderr
+    outcomes = {check["check"]: check["outcome"] for check in json.loads(done.stdout)["checks"]}
+    assert outcomes["quantized KV = the model's"] == "fault"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
 def test_the_default_model(smollm2: ResolvedModel, numerics: str) -> None:
     args = ["verify", "-m", str(smollm2.path), "--backend", "mlx", "--device", "cpu", "--numerics", numerics]
@@ -121,5 +154,6 @@ def test_the_default_model(smollm2: ResolvedModel, numerics: str) -> None:
         "speculation = plain": same_route,
         "seed alone = beside others": same_route,
         "logprobs = the logits'": "consistent",
+        "quantized KV = the model's": "not applicable",
         "no pool is copied": "not applicable",
     }

@@ -44,6 +44,11 @@ class Case:
     def model(self) -> str:
         return MODELS[self.layers]
 
+    @property
+    def kv_bits(self) -> int | None:
+        bits: int | None = self.settings.get("kv_bits")
+        return bits
+
 
 @dataclass
 class Output:
@@ -157,6 +162,14 @@ def speculation(case: Case) -> None:
     case.proofs.append(lambda run: run.drafted > run.accepted > 0)
 
 
+def kv_in_8_bits(case: Case) -> None:
+    case.settings |= {"kv_bits": 8}
+
+
+def kv_in_4_bits(case: Case) -> None:
+    case.settings |= {"kv_bits": 4}
+
+
 FEATURES: dict[str, Callable[[Case], None]] = {
     "batching": batching,
     "chunked prefill": chunked_prefill,
@@ -174,6 +187,8 @@ FEATURES: dict[str, Callable[[Case], None]] = {
     "priority": priority,
     "long context": long_context,
     "speculation": speculation,
+    "8-bit KV": kv_in_8_bits,
+    "4-bit KV": kv_in_4_bits,
 }
 
 

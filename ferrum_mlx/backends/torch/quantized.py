@@ -16,7 +16,7 @@ from ferrum_mlx.kv.precision import GROUP, groups_of
 ROUNDED = "ferrum_rounded"  # attention as the model's own file has it, over rounded K and V
 Place: TypeAlias = slice | torch.Tensor
 LARGEST = 255  # code
-_LEAST_SCALE = 1e-7  # MLX's own
+LEAST_SCALE = 1e-7  # more than nothing in float16, too
 
 
 class QuantizedPool:
@@ -52,31 +52,24 @@ class QuantizedPool:
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[…, head_dim] → codes […, groups · GROUP] uint8, scales and biases […, groups]: as mx.quantize does.
-
-    The number that is farther from zero is kept as it is, and so is zero, if the group reaches it.
-    """
-    head_dim, groups = rows.shape[-1], groups_of(rows.shape[-1])
-    values = F.pad(rows.float(), (0, groups * GROUP - head_dim)).unflatten(-1, (groups, GROUP))
+    """[…, head_dim] → codes […, groups · GROUP] uint8, scales and biases […, groups] of rows' dtype."""
+    groups = groups_of(rows.shape[-1])
+    if missing := groups * GROUP - rows.shape[-1]:
+        rows = F.pad(rows, (0, missing))
+    values = rows.unflatten(-1, (groups, GROUP)).float()
     low, high = values.aminmax(dim=-1)
-    scales = ((high - low) / LARGEST).clamp(min=_LEAST_SCALE)
-    from_low = low.abs() > high.abs()
-    scales = torch.where(from_low, scales, -scales)
-    edges = torch.where(from_low, low, high)
-    steps = torch.round(edges / scales)  # from zero to the edge
-    flat = steps == 0
-    scales = torch.where(flat, scales, edges / torch.where(flat, 1, steps))
-    biases = torch.where(flat, 0, edges)
-    codes = torch.round((values - biases[..., None]) / scales[..., None]).clamp(0, LARGEST)
-    return codes.flatten(-2).to(torch.uint8), scales.to(rows.dtype), biases.to(rows.dtype)
+    scales = ((high - low) / LARGEST).clamp_(min=LEAST_SCALE).to(rows.dtype)  # rounded: the codes make up for it
+    codes = torch.round((values - low[..., None]) / scales.float()[..., None]).clamp_(0, LARGEST)
+    return codes.flatten(-2).to(torch.uint8), scales, low.to(rows.dtype)
 
 
 def dequantize(
     codes: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, head_dim: int
 ) -> torch.Tensor:
-    """[…, head_dim] of the scales' dtype, in which it is computed."""
-    values = codes.to(scales.dtype).unflatten(-1, (scales.shape[-1], GROUP))
-    return (values * scales[..., None] + biases[..., None]).flatten(-2)[..., :head_dim]
+    """[…, head_dim] of the scales' dtype, computed in float32."""
+    values = codes.float().unflatten(-1, (scales.shape[-1], GROUP))
+    values = values.mul_(scales.float()[..., None]).add_(biases.float()[..., None])
+    return values.flatten(-2)[..., :head_dim].to(scales.dtype)
 
 
 def rounded(rows: torch.Tensor) -> torch.Tensor:
