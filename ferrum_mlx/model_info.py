@@ -78,9 +78,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements:
-    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element.
+    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element, or what fewer bits take.
 
     Attributes:
+        kv_tokens: that the pools hold, of all sequences together; 0 where windows alone bound a sequence.
         smallest_pool_bytes: of the smallest array that a step's writes might copy; 0 where all are
             written in place by construction.
     """
@@ -88,6 +89,7 @@ class MemoryRequirements:
     parameter_bytes: int
     kv_bytes_per_token: int
     kv_pool_bytes: int
+    kv_tokens: int = 0
     smallest_pool_bytes: int = 0
 
 

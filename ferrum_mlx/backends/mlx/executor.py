@@ -173,6 +173,7 @@ class MLXExecutor(PagedExecutor):
         return MemoryRequirements(
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
+            kv_tokens=self.kv.tokens_held,
             kv_pool_bytes=sum(s.nbytes for s in self._packed.storages) + self._state_pool_bytes,
             smallest_pool_bytes=min(
                 (size for s in self._packed.storages for size in s.pool_bytes() if size), default=0

@@ -183,6 +183,7 @@ class TorchExecutor(PagedExecutor):
         return MemoryRequirements(
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
+            kv_tokens=self.kv.tokens_held,
             kv_pool_bytes=sum(storage.nbytes for storage in self._packed.storages),
         )
 
