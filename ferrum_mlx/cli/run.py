@@ -166,6 +166,7 @@ def _json_object(output: RequestOutput, ready: Ready, speculation: SpeculationSt
         "device": ready.info.device,
         "weights": ready.info.quantization,
         "weights_quality": ready.info.quality,
+        "kv_dtype": ready.info.kv_dtype or ready.info.dtype,
     }
 
 

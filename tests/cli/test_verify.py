@@ -108,7 +108,17 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize(("backend", "bits"), [("mlx", 8), ("mlx", 4), ("torch", 8)])
 def test_the_default_model_with_quantized_kv(smollm2: ResolvedModel, backend: str, bits: int) -> None:
     pytest.importorskip(backend)
-    args = ["verify", "-m", str(smollm2.path), "--backend", backend, "--device", "cpu", "--kv-bits", str(bits)]
+    args = [
+        "verify",
+        "-m",
+        str(smollm2.path),
+        "--backend",
+        backend,
+        "--device",
+        "cpu",
+        "--kv-bits",
+        str(bits),
+    ]
     done = CliRunner().invoke(cli, [*args, "--numerics", "exact", "--json"])
     assert done.exit_code == 0, done.stdout + done.stderr
     outcomes = {check["check"]: check["outcome"] for check in json.loads(done.stdout)["checks"]}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ferrum_mlx import build
 from ferrum_mlx.build import choose_backend
-from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import BackendUnavailableError
 
 BOTH = ("mlx", "torch")

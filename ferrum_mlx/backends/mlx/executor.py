@@ -96,9 +96,7 @@ class MLXExecutor(PagedExecutor):
     def _storage(self, group: int, layer: LayerKV) -> PagedStorage:
         num_slots = (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
         if self._host and layer.dtype == mx.float32:
-            return HostStorage(
-                group, num_slots, layer.key_shape, layer.value_shape, self._exact, layer.bits
-            )
+            return HostStorage(group, num_slots, layer.key_shape, layer.value_shape, self._exact, layer.bits)
         if layer.bits is not None:
             return QuantizedStorage(
                 group, num_slots, layer.key_shape, layer.value_shape, layer.dtype, layer.bits

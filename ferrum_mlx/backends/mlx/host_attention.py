@@ -97,7 +97,9 @@ class HostStorage:
 
 
 def _pool(num_slots: int, shape: tuple[int, int], bits: int | None) -> np.ndarray | HostPool:
-    return np.zeros((num_slots, *shape), dtype=np.float32) if bits is None else HostPool(num_slots, shape, bits)
+    return (
+        np.zeros((num_slots, *shape), dtype=np.float32) if bits is None else HostPool(num_slots, shape, bits)
+    )
 
 
 def _heads_first(rows: np.ndarray) -> mx.array:

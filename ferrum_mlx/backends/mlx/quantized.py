@@ -11,7 +11,9 @@ from mlx_lm.models.cache import CacheList
 from ferrum_mlx.backends.mlx.pools import PoolStorage
 from ferrum_mlx.kv.precision import GROUP, groups_of
 
-Packed = tuple[mx.array, mx.array, mx.array]  # codes […, uint32 of 32 / bits each], scales, biases […, groups]
+Packed = tuple[
+    mx.array, mx.array, mx.array
+]  # codes […, uint32 of 32 / bits each], scales, biases […, groups]
 
 
 class QuantizedPool:

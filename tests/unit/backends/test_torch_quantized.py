@@ -21,7 +21,9 @@ CPU = torch.device("cpu")
 
 def rows(head_dim: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(head_dim)
-    made = torch.randn(300, 2, head_dim, generator=generator) * 10 ** torch.randn(300, 2, 1, generator=generator)
+    made = torch.randn(300, 2, head_dim, generator=generator) * 10 ** torch.randn(
+        300, 2, 1, generator=generator
+    )
     made[0], made[1], made[2] = 0, 3, -2
     return made.to(dtype)
 
