@@ -78,7 +78,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements:
-    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element, or what fewer bits take.
+    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element, less if quantized.
 
     Attributes:
         kv_tokens: that the pools hold, of all sequences together; 0 where windows alone bound a sequence.

@@ -72,8 +72,8 @@ def plan_pools(
     if held * config.block_size >= max_model_len:
         return PoolPlan(tuple(blocks), num_states, ())
     note = (
-        f"the KV pool holds {held * config.block_size:,} tokens, fewer than the context of {max_model_len:,}; "
-        f"--kv-memory takes more{'' if config.kv_bits else ', --kv-bits 8 less a token'}"
+        f"the KV pool holds {held * config.block_size:,} tokens, fewer than the context of {max_model_len:,}"
+        f"; --kv-memory takes more{'' if config.kv_bits else ', --kv-bits 8 less a token'}"
     )
     return PoolPlan(tuple(blocks), num_states, (note,))
 

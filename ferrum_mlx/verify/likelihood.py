@@ -35,8 +35,8 @@ def likelihood(subject: Subject) -> Row:
     own = nll(executor.forward(ids, exact_kv=True), ids)
     change, bound = ours / own - 1, LIKELIHOOD_BOUNDS[kept]
     detail = (
-        f"NLL of {len(ids)} tokens {ours:.4f} with {kept}, {own:.4f} with {info.dtype} ({change:+.2%}; allowed: "
-        f"{bound:.0%}), perplexity {exp(ours):.3f} and {exp(own):.3f}"
+        f"NLL of {len(ids)} tokens {ours:.4f} with {kept}, {own:.4f} with {info.dtype} ({change:+.2%}; "
+        f"allowed: {bound:.0%}), perplexity {exp(ours):.3f} and {exp(own):.3f}"
     )
     return Row(outcome=WITHIN if abs(change) <= bound else FAULT, detail=detail)  # NaN is a fault
 

@@ -1,7 +1,7 @@
 """The pair matrix on torch: every two features together give what a plain run gives, exact in float32.
 
-Cases, runs and comparisons are those of the matrix over MLX; recurrent layers and 4 bits a number of KV are refused
-on torch.
+Cases, runs and comparisons are those of the matrix over MLX; recurrent layers and KV in 4 bits are refused on
+torch.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_mlx import errors
+from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import CapacityError, FerrumError, UsageError, shown
 

@@ -35,7 +35,10 @@ _HARMLESS = {"position_ids", "cache_position"}  # tensors that an attention func
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of one attention call, as the model itself hands them over; `bits` a number are kept, None is all."""
+    """K and V of one attention call, as the model itself hands them over.
+
+    `bits` a number are kept of them, None is all.
+    """
 
     window: int | None
     key_shape: Shape

@@ -1,4 +1,4 @@
-"""K and V in 8 bits: pools that read and write like tensors, and transformers' own attention over the same."""
+"""K and V in 8 bits: pools that read and write like tensors, and transformers' attention over the same."""
 
 from __future__ import annotations
 
