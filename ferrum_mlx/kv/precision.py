@@ -7,13 +7,8 @@ not matter with whom, in which chunk, or how often a token is computed.
 
 from __future__ import annotations
 
-GROUP = (
-    32  # the smallest that MLX packs; at 4 bits twice as many cost 2.7 times the likelihood: bench/NOTES.md
-)
-LIKELIHOOD_BOUNDS = {
-    "int8": 0.01,
-    "int4": 0.05,
-}  # most by which the NLL of a text may part from the model's own
+GROUP = 32  # the smallest that MLX packs; bench/NOTES.md has what larger ones cost
+LIKELIHOOD_BOUNDS = {"int8": 0.01, "int4": 0.05}  # share by which the NLL of a text may part from the model's
 
 
 def name_of(bits: int | None) -> str:

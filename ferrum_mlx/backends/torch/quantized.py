@@ -58,9 +58,7 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         rows = F.pad(rows, (0, missing))
     values = rows.unflatten(-1, (groups, GROUP)).float()
     low, high = values.aminmax(dim=-1)
-    scales = (
-        ((high - low) / LARGEST).clamp_(min=LEAST_SCALE).to(rows.dtype)
-    )  # rounded: the codes make up for it
+    scales = ((high - low) / LARGEST).clamp_(min=LEAST_SCALE).to(rows.dtype)  # codes make up for rounding it
     codes = torch.round((values - low[..., None]) / scales.float()[..., None]).clamp_(0, LARGEST)
     return codes.flatten(-2).to(torch.uint8), scales, low.to(rows.dtype)
 
