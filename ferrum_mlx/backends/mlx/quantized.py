@@ -11,7 +11,7 @@ from mlx_lm.models.cache import CacheList
 from ferrum_mlx.backends.mlx.pools import PoolStorage
 from ferrum_mlx.kv.precision import GROUP, groups_of
 
-Packed = tuple[mx.array, mx.array, mx.array]  # codes, 32 / bits of them in a uint32; scales, biases […, groups]
+Packed = tuple[mx.array, mx.array, mx.array]  # codes, 32 / bits of them a uint32; scales, biases […, groups]
 
 
 class QuantizedPool:
