@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from ferrum_mlx import hub, threads  # noqa: F401 - threads before anything loads an array library
 from ferrum_mlx.build_speculation import Loaded, build_executors, check_same_vocabulary, pair_of_fakes
-from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
 from ferrum_mlx.events import EventLog, open_log
-from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.output import TextCodec
+from ferrum_mlx.plan import plan
 
 if TYPE_CHECKING:
     from ferrum_mlx.verify.runs import Library, Subject
@@ -123,19 +123,11 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
         config,
         backend=backend,
         backend_reason=f"{reason}; {loaded.route}; numerics {config.numerics}",
-        notes=[*notes, *_context_notes(config, executor)],
+        notes=[plan(config, executor), *notes],
         log=log,
         speculation=speculation,
     )
     return engine, tokenizer
-
-
-def _context_notes(config: EngineConfig, executor: ModelExecutor) -> list[str]:
-    """Said where our default, not the model, ends the context."""
-    context, own = executor.capabilities().max_sequence_length, executor.info.max_sequence_length
-    if config.max_model_len is None and context == DEFAULT_CONTEXT < own:
-        return [f"the context is {context:,} tokens of the model's {own:,}; --max-model-len takes more"]
-    return []
 
 
 def _library(backend: str) -> Library | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ferrum_mlx.errors import ModelNotFoundError, UsageError, shown
+from ferrum_mlx.kv.precision import head_bytes
 
 ModelFormat = Literal["safetensors", "gguf"]
 Variant = Literal["safetensors", "mlx-4bit", "gguf"]
@@ -90,10 +91,10 @@ class KVShape:
     head_dim: int
     window: int | None = None
 
-    def num_bytes(self, tokens: int, bytes_a_value: int) -> int:
-        """Of a sequence's keys and values."""
+    def num_bytes(self, tokens: int, bytes_a_value: int, kv_bits: int | None = None) -> int:
+        """Of a sequence's keys and values, with `kv_bits` a number where they are quantized."""
         kept = tokens if self.window is None else min(tokens, self.window)
-        return 2 * self.layers * self.heads * self.head_dim * bytes_a_value * kept
+        return 2 * self.layers * self.heads * head_bytes(self.head_dim, kv_bits, bytes_a_value) * kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +137,9 @@ class Card:
         """Those there are, in the order of `sources`."""
         return tuple(dict.fromkeys(source.variant for source in self.sources))
 
-    def kv_bytes(self, tokens: int, bytes_a_value: int = 2) -> int:
+    def kv_bytes(self, tokens: int, bytes_a_value: int = 2, kv_bits: int | None = None) -> int:
         """Of one sequence's keys and values; 16 bits a value unless said otherwise."""
-        return sum(shape.num_bytes(tokens, bytes_a_value) for shape in self.kv)
+        return sum(shape.num_bytes(tokens, bytes_a_value, kv_bits) for shape in self.kv)
 
 
 @dataclass(frozen=True, slots=True)

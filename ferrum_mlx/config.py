@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -13,6 +14,7 @@ from ferrum_mlx.plain import whole
 
 BACKENDS = ("auto", "mlx", "torch", "fake")
 NUMERICS = ("exact", "fast")
+KV_BITS = (8, 4)
 SPECULATIVE = ("off", "ngram", "self")  # or DRAFT and a model
 DRAFT = "draft:"
 DRAFT_TOKENS = 16  # guesses of a request in a step, unless --draft-tokens says otherwise
@@ -32,6 +34,7 @@ class EngineConfig:
             differently by shape.
         device: "" for the backend's own choice, else "cpu" or "gpu".
         kv_memory: bytes for the KV pools; None sizes them from measured free memory.
+        kv_bits: of a number in the KV pools, one of KV_BITS; None is the model's own dtype.
         memory_share: of the memory that is free when this engine loads, for who runs several.
         max_model_len: longest sequence (prompt + output) in tokens; None takes the smaller of
             the model's own limit and DEFAULT_CONTEXT.
@@ -58,6 +61,7 @@ class EngineConfig:
     numerics: str = "fast"
     device: str = ""
     kv_memory: int | None = None
+    kv_bits: int | None = None
     memory_share: float = 1.0
     max_model_len: int | None = None
     block_size: int = 16
@@ -94,6 +98,8 @@ class EngineConfig:
         for name, least, unit in _COUNTS_OR_NONE:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _at_least(least, name, value, unit))
+        if self.kv_bits is not None:
+            object.__setattr__(self, "kv_bits", _kv_bits(self.kv_bits))
         _check_speculative(self.speculative)
         object.__setattr__(self, "adapters", _adapters(self.adapters))
         if self.draft_tokens is not None and self.speculative == "off":
@@ -121,6 +127,13 @@ _COUNTS_OR_NONE = (
     ("max_model_len", 16, ""),
 )
 _MOST = 2**63 - 1  # more than any machine holds of anything
+
+
+def _kv_bits(value: object) -> int:
+    with suppress(TypeError):
+        if (bits := whole(value)) in KV_BITS:
+            return bits
+    raise UsageError(f"kv_bits is {shown(value)}", "allowed: 8, 4, or None for the model's own dtype")
 
 
 def _check_speculative(value: object) -> None:

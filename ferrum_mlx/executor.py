@@ -199,8 +199,11 @@ class ModelExecutor(ABC):
         """
 
     @abstractmethod
-    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
-        """One pass without a cache: logits [len(token_ids), vocab_size] float32, for scoring."""
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "", exact_kv: bool = False) -> np.ndarray:
+        """One pass without our pools: logits [len(token_ids), vocab_size] float32, for scoring.
+
+        Where pools keep fewer bits of K and V (ModelInfo.kv_dtype) these are rounded too, unless `exact_kv`.
+        """
 
     @final
     def unified_decode(self, batch: UnifiedBatch) -> list[ItemResult]:

@@ -69,23 +69,29 @@ class Weights:
     on_metal: int
 
     def kept(self, route: Route, free: int) -> int:
-        """Bytes of memory that loading them takes."""
+        """Bytes of memory that loading them takes at its peak, which is measured in bench/NOTES.md."""
         if route == "metal":
             return self.on_metal
         if route == "gpu":
             return 2 * self.values
-        if self.is_gguf:
+        if self.is_gguf:  # read whole in float32, and packed then: a fraction of it is left
             return 4 * self.values
         if route == "packed":  # a layer at a time, in place of what was read
             return self.nbytes
         return 4 * self.values if 4 * self.values <= FLOAT32_SHARE * free else self.nbytes
 
 
-def fit_of(model: Card | ModelStatus, context: int = DEFAULT_CONTEXT, backend: str = "") -> Fit | None:
+def fit_of(
+    model: Card | ModelStatus,
+    context: int = DEFAULT_CONTEXT,
+    backend: str = "",
+    kv_bits: int | None = None,
+) -> Fit | None:
     """Whether one sequence of `context` tokens fits into what is free now; None where it cannot be told.
 
     Args:
         backend: "mlx", "torch", or "" for what this machine would choose.
+        kv_bits: of a number of its KV; None is the model's own dtype.
     """
     route = route_here(backend)
     card = model if isinstance(model, Card) else model.card
@@ -96,7 +102,8 @@ def fit_of(model: Card | ModelStatus, context: int = DEFAULT_CONTEXT, backend: s
     free = free_here(route)
     if weights is None or free is None:
         return None
-    kept, kv = weights.kept(route, free), card.kv_bytes(context, KV_BYTES[route]) if card else 0
+    kept = weights.kept(route, free)
+    kv = card.kv_bytes(context, KV_BYTES[route], kv_bits) if card else 0
     needed = kept + kv + WORKSPACE
     of_kv = f"KV of {context:,} tokens {gigabytes(kv)}" if kv else "KV besides"
     why = f"weights {gigabytes(kept)}, {of_kv}; {gigabytes(free)} are free"

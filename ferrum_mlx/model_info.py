@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ferrum_mlx import nearties
 from ferrum_mlx.metrics import KVUsage
 
 
@@ -25,14 +26,15 @@ class ModelInfo:
     dtype: str
     device: str
     computes_in: str = ""  # the dtype of packed weights' products, where it is not `dtype`
+    kv_dtype: str = ""  # what keys and values are kept in, where it is not `dtype`
     quantization: str = "none"
     quality: str = ""  # what quantizing on load cost, in words
     licence: str = "unknown"
 
     @property
     def rounding(self) -> str:
-        """Whose rounding its logits show."""
-        return self.computes_in or self.dtype
+        """Whose rounding its logits show: the coarsest of those they go through."""
+        return max(self.computes_in or self.dtype, self.kv_dtype, key=nearties.tolerance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements:
-    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element.
+    """Bytes; kv_bytes_per_token is 2 · layers · kv_heads · head_dim · bytes an element, less if quantized.
 
     Attributes:
+        kv_tokens: that the pools hold, of all sequences together; 0 where windows alone bound a sequence.
         smallest_pool_bytes: of the smallest array that a step's writes might copy; 0 where all are
             written in place by construction.
     """
@@ -86,6 +89,7 @@ class MemoryRequirements:
     parameter_bytes: int
     kv_bytes_per_token: int
     kv_pool_bytes: int
+    kv_tokens: int = 0
     smallest_pool_bytes: int = 0
 
 

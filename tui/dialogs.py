@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ferrum_mlx.catalog import default_card, find_card
@@ -10,6 +11,7 @@ from ferrum_mlx.chat.store import Store
 from ferrum_mlx.errors import FerrumError, UsageError
 
 from .screens import settings
+from .screens.listing import memory_fit
 from .screens.models import ModelPicker
 from .screens.sessions import SessionsScreen
 from .talk import Setup
@@ -32,7 +34,8 @@ def kept(app: ChatApp) -> Store:
 async def pick_model(app: ChatApp) -> None:
     config = app.host.config
     current = config.model or default_card().alias
-    name = await app.push_screen_wait(ModelPicker(current, config.offline))
+    fit = partial(memory_fit, kv_bits=config.kv_bits)
+    name = await app.push_screen_wait(ModelPicker(current, config.offline, fit))
     if name is not None:
         await use_model(app, name)
 

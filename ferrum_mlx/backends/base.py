@@ -189,7 +189,7 @@ class PagedExecutor(ModelExecutor):
         return CacheMetrics(
             enabled=prefix.enabled,
             block_size=kv.block_size,
-            kv_dtype=self.info.dtype,
+            kv_dtype=self.info.kv_dtype or self.info.dtype,
             hits=prefix.hits,
             misses=prefix.misses,
             evictions=kv.evictions,

@@ -27,6 +27,7 @@ from ferrum_mlx.batch import (
 )
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.detokenizer import ByteLevelDetokenizer
+from ferrum_mlx.errors import UsageError
 from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
 from ferrum_mlx.kv.sequence import KVGroup
@@ -81,6 +82,11 @@ class FakeExecutor(PagedExecutor):
         num_states: int = 0,
         one_step_ahead: bool = False,
     ) -> None:
+        if config.kv_bits is not None:
+            raise UsageError(
+                f"--kv-bits is {config.kv_bits}, and the KV of the fake backend is token ids",
+                next_step="leave --kv-bits away, or take another backend",
+            )
         max_len = config.max_model_len or DEFAULT_CONTEXT
         kv_memory = config.kv_memory or 4 * max_len * BYTES_PER_TOKEN
         num_blocks = max(1, kv_memory // (BYTES_PER_TOKEN * config.block_size))
@@ -154,7 +160,7 @@ class FakeExecutor(PagedExecutor):
         state = StateSpec(layer=0, shapes=((1,),), dtype="int32", num_bytes=BYTES_PER_TOKEN)
         return (state,) if self._stateful else None
 
-    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "", exact_kv: bool = False) -> np.ndarray:
         self.adapter_number(adapter)
         return np.stack([self._logits(token_ids[: i + 1]) for i in range(len(token_ids))])
 

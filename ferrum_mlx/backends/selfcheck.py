@@ -131,6 +131,7 @@ def _compare(info: ModelInfo, want: np.ndarray, got: np.ndarray | None) -> None:
     difference = float(np.abs(want[apart] - got[-1][apart]).max(initial=0))
     packed = info.computes_in  # prompts are short: both sides take the same products
     tolerance = nearties.SAME_PRODUCTS if packed else nearties.tolerance(info.dtype)
+    tolerance = max(tolerance, nearties.tolerance(info.kv_dtype))
     if not difference <= tolerance * max(1.0, largest):  # also refuses NaN
         raise UnsupportedModelError(
             f"{info.model_type} is not exact through paged attention: logits up to {largest:.3g} differ by "

@@ -12,8 +12,8 @@ from ferrum_mlx.errors import one_line
 from ferrum_mlx.messages import Submit
 from ferrum_mlx.nearties import Fault
 from ferrum_mlx.sampling import SamplingParams
-from ferrum_mlx.verify.checks import TEXTS
 from ferrum_mlx.verify.runs import Output, Subject, run
+from ferrum_mlx.verify.texts import TEXTS
 
 TOKENS = 24
 EQUAL, NEAR_TIE, FAULT = "equal ids", "near-tie", "fault"

@@ -9,8 +9,8 @@ machine                 cpu, cores, threads (that the engine multiplies with), m
 engine                  model, model_type, parameters, dtype, quantization, computes_in (dtype of the
                         products), quality (what packing the weights cost, or ""), backend, backend_reason,
                         device, numerics, speculative, speculation_why (why nothing is guessed now, or ""),
-                        parameter_bytes, kv_bytes_per_token, kv_pool_bytes, notes, peak_rss_bytes (of the
-                        process, before any peer was there)
+                        parameter_bytes, kv_dtype, kv_bytes_per_token, kv_pool_bytes, notes,
+                        peak_rss_bytes (of the process, before any peer was there)
 bandwidth_bytes_per_s   of this machine, measured in this run; null where it was not
 settings                reps, seed
 checks                  name, outcome ("equal ids", "near-tie", "differs", "not checked", "fault"), detail

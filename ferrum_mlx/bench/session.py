@@ -123,6 +123,7 @@ def _engine(ours: Ours, rss: int) -> dict[str, object]:
         "speculative": config.speculative,
         "speculation_why": speculation.stats().why if speculation else "",
         "parameter_bytes": memory.parameter_bytes,
+        "kv_dtype": ready.info.kv_dtype or ready.info.dtype,
         "kv_bytes_per_token": memory.kv_bytes_per_token,
         "kv_pool_bytes": memory.kv_pool_bytes,
         "peak_rss_bytes": rss,

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-REPORT = """\
-The harbour of Lindholm lies on the northern side of a narrow bay, sheltered from the west wind by a row of
-low granite hills. For most of its history it was a fishing village with some forty houses, a wooden church
-and a single pier. In the spring of 1874 a company from the capital bought the land behind the pier and
-built a shipyard there, and within ten years the village had become a small town. The yard made wooden
-schooners at first, later iron steamers, and at its best time it gave work to six hundred people. A railway
-reached the town in 1891. It carried timber to the yard in the morning and workers back to the inland
-villages in the evening. When the yard closed in 1932, the railway went on for another twenty years with
-two trains a day, and then it was taken up and the rails were sold. Today the old station is a library.
-The pier has been repaired with stone, and the ferry to the islands leaves from it four times a day in
-summer and once a day in winter. Visitors come for the quiet, for the smoked herring that is sold from a
-blue hut next to the church, and for the small museum in the former drawing office of the yard, where the
-plans of every ship are kept in flat wooden drawers. The museum is open from Tuesday to Sunday."""
+from ferrum_mlx.verify.texts import REPORT
 
 _CODE = """\
 def read_orders(path):

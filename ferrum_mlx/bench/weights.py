@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from ferrum_mlx.bench.texts import REPORT
-from ferrum_mlx.verify.checks import TEXTS
 from ferrum_mlx.verify.compare import log_softmax
+from ferrum_mlx.verify.texts import PROSE
 
 if TYPE_CHECKING:
     from ferrum_mlx.backends.torch.executor import TorchExecutor
 
-PROSE = "\n\n".join((REPORT, *TEXTS))
 KINDS = {"float32": "float32", "int8": "int8", "int4": "int4", "": "as stored"}
 FEW, MANY = 16, 512  # rows of a forward
 ALLOWED = 0.01  # rise of NLL

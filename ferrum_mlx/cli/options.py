@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ferrum_mlx.chat.sampling_choice import MAX_TOKENS, SamplingChoice
-from ferrum_mlx.config import BACKENDS, BASE, DRAFT_TOKENS, NUMERICS, EngineConfig, check_adapter
+from ferrum_mlx.config import BACKENDS, BASE, DRAFT_TOKENS, KV_BITS, NUMERICS, EngineConfig, check_adapter
 from ferrum_mlx.errors import UsageError, shown
 from ferrum_mlx.sampling import SamplingParams
 
@@ -58,6 +58,12 @@ _ENGINE = (
         metavar="SIZE",
         default=None,
         help="Memory for KV blocks, such as 512MB or 2GB.",
+    ),
+    click.option(
+        "--kv-bits",
+        type=click.Choice([str(bits) for bits in KV_BITS]),
+        default=None,
+        help="Of a number in KV blocks, 4 on mlx alone; default: the model's own dtype.",
     ),
     click.option(
         "--max-model-len",
@@ -200,6 +206,7 @@ def engine_config(options: dict[str, Any], model: str = "") -> EngineConfig:
         numerics=options.pop("numerics"),
         device=options.pop("device") or "",
         kv_memory=options.pop("kv_memory"),
+        kv_bits=None if (bits := options.pop("kv_bits")) is None else int(bits),
         max_model_len=options.pop("max_model_len"),
         events=options.pop("events"),
         prefix_cache=options.pop("prefix_cache"),

@@ -178,6 +178,7 @@ def _json_object(
         "device": ready.info.device,
         "weights": ready.info.quantization,
         "weights_quality": ready.info.quality,
+        "kv_dtype": ready.info.kv_dtype or ready.info.dtype,
     }
 
 

@@ -20,7 +20,8 @@ def verify(model_argument: str, as_json: bool, **options: Any) -> None:
 
     The same prompts run alone, batched, in chunks, behind a cached prefix, after a preemption, and
     through the library's own code; ids and logits are compared. Two ids may differ where rounding
-    decides between them, a near-tie; "exact" means equal bits, and takes --numerics exact.
+    decides between them, a near-tie; "exact" means equal bits, and takes --numerics exact. With --kv-bits
+    all of it is checked at that precision, and the likelihood of a text against the model's own.
     """
     config = engine_config(options, model_argument)
 

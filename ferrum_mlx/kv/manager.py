@@ -51,6 +51,7 @@ class KVManager:
         full = [n for n, group in zip(num_blocks, self.groups, strict=True) if group.window is None]
         self.max_tokens = min(full, default=sys.maxsize // block_size) * block_size
         self.capacity = CapacityVersion()
+        self.tokens_held = self.max_tokens if full else 0  # by all sequences, as far as it has a bound
         self._max_step_tokens = max_step_tokens
         self._pools = [BlockPool(count) for count in num_blocks]
         self._states = StateSlots(num_states, copy_state) if copy_state else None

@@ -73,6 +73,7 @@ def plan_pools(
         return PoolPlan(tuple(blocks), num_states, ())
     note = (
         f"the KV pool holds {held * config.block_size:,} tokens, fewer than the context of {max_model_len:,}"
+        f"; --kv-memory takes more{'' if config.kv_bits else ', --kv-bits 8 less a token'}"
     )
     return PoolPlan(tuple(blocks), num_states, (note,))
 

@@ -22,22 +22,12 @@ from ferrum_mlx.verify.compare import (
     log_softmax,
 )
 from ferrum_mlx.verify.guesses import spoiled
+from ferrum_mlx.verify.likelihood import likelihood
 from ferrum_mlx.verify.memory import check_pools
 from ferrum_mlx.verify.runs import Output, Run, Subject, run
+from ferrum_mlx.verify.texts import TEXTS
 
 NEW_TOKENS = 8
-TEXTS = (  # ten, because the rule allows one near-tie in ten; each longer than a default block of 16 tokens
-    "The lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote down in his book that",
-    "Water boils at one hundred degrees Celsius at sea level, but on the top of a high mountain it boils at",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) +",
-    "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, fifteen,",
-    "Dear Sir or Madam, thank you for your letter of the third of March, in which you ask whether we could",
-    "The capital of France is Paris, the capital of Italy is Rome, the capital of Spain is Madrid, and the",
-    "Once upon a time there was a small dog who lived in a big house near the forest, and every morning he",
-    "To bake bread you need flour, water, salt and yeast. First mix the flour with the salt, then add the",
-    "The train left the station at 9:15 and arrived at 11:45, so the journey took two hours and a half; the",
-    "In mathematics, a prime number is a whole number greater than one that has no positive divisors except",
-)
 CHUNK = 7  # no divisor of a block
 SEEDED = 3  # prompts whose samples are looked at; the others are their batchmates
 
@@ -269,5 +259,6 @@ CHECKS: dict[str, Callable[[Baseline], Row]] = {
     "seed alone = beside others": seeded,
     "logprobs = the logits'": logprobs,
     "adapters together = dense": adapted,
+    "quantized KV = the model's": lambda base: likelihood(base.subject),
     "no pool is copied": lambda base: check_pools(base.subject, greedy("memory", base.prompts[0])),
 }

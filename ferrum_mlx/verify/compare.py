@@ -12,7 +12,7 @@ from ferrum_mlx.nearties import Divergence, Fault, NearTie
 from ferrum_mlx.verify.runs import Output
 
 EXACT, EQUAL, NEAR_TIE, ROUNDING = "exact", "equal ids", "near-tie", "rounding"
-CONSISTENT, IN_PLACE = "consistent", "in place"
+CONSISTENT, IN_PLACE, WITHIN = "consistent", "in place", "within its bound"
 FAULT, REFUSED, NOT_APPLICABLE = "fault", "refused", "not applicable"
 
 

@@ -53,6 +53,7 @@ class Report:
             "model_type": info.model_type,
             "dtype": info.dtype,
             "quantization": info.quantization,
+            "kv_dtype": info.kv_dtype or info.dtype,
             "backend": self.ready.backend,
             "backend_reason": self.ready.backend_reason,
             "device": info.device,

@@ -7,10 +7,12 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from ferrum_mlx import build
+from ferrum_mlx.backends import selfcheck
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.cli.main import cli
 from ferrum_mlx.verify.runs import Subject
@@ -113,6 +115,47 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("backend", "bits"), [("mlx", 8), ("mlx", 4), ("torch", 8)])
+def test_the_default_model_with_quantized_kv(smollm2: ResolvedModel, backend: str, bits: int) -> None:
+    pytest.importorskip(backend)
+    args = [
+        "verify",
+        "-m",
+        str(smollm2.path),
+        "--backend",
+        backend,
+        "--device",
+        "cpu",
+        "--kv-bits",
+        str(bits),
+    ]
+    done = CliRunner().invoke(cli, [*args, "--numerics", "exact", "--json"])
+    assert done.exit_code == 0, done.stdout + done.stderr
+    outcomes = {check["check"]: check["outcome"] for check in json.loads(done.stdout)["checks"]}
+    assert outcomes["quantized KV = the model's"] == "within its bound"
+    same_route = ("batched = alone", "chunked = whole", "prefix hit = miss", "preempted = not")
+    assert {outcomes[name] for name in (*same_route, "speculation = plain")} == {"exact"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 4])
+def test_numbers_of_other_slots_exit_1(
+    smollm2: ResolvedModel, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The likelihood tells, which the checks of equality do not: they are wrong alike on both sides."""
+    from ferrum_mlx.backends.mlx.host_quantized import HostPool
+
+    true = HostPool.__getitem__
+    monkeypatch.setattr(selfcheck, "check", lambda executor: None)
+    monkeypatch.setattr(HostPool, "__getitem__", lambda self, where: np.roll(true(self, where), 1, axis=0))
+    args = ["verify", "-m", str(smollm2.path), "--backend", "mlx", "--device", "cpu", "--kv-bits", str(bits)]
+    done = CliRunner().invoke(cli, [*args, "--json"])
+    assert done.exit_code == 1, done.stdout + done.stderr
+    outcomes = {check["check"]: check["outcome"] for check in json.loads(done.stdout)["checks"]}
+    assert outcomes["quantized KV = the model's"] == "fault"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
 def test_the_default_model(smollm2: ResolvedModel, numerics: str) -> None:
     args = ["verify", "-m", str(smollm2.path), "--backend", "mlx", "--device", "cpu", "--numerics", numerics]
@@ -131,5 +174,6 @@ def test_the_default_model(smollm2: ResolvedModel, numerics: str) -> None:
         "speculation = plain": same_route,
         "seed alone = beside others": same_route,
         "logprobs = the logits'": "consistent",
+        "quantized KV = the model's": "not applicable",
         "no pool is copied": "not applicable",
     }

@@ -54,6 +54,11 @@ class Case:
     def model(self) -> str:
         return MODELS[self.layers]
 
+    @property
+    def kv_bits(self) -> int | None:
+        bits: int | None = self.settings.get("kv_bits")
+        return bits
+
 
 @dataclass
 class Output:
@@ -172,6 +177,14 @@ def lora_adapter(case: Case) -> None:
     case.adapter = "a"
 
 
+def kv_in_8_bits(case: Case) -> None:
+    case.settings |= {"kv_bits": 8}
+
+
+def kv_in_4_bits(case: Case) -> None:
+    case.settings |= {"kv_bits": 4}
+
+
 FEATURES: dict[str, Callable[[Case], None]] = {
     "batching": batching,
     "chunked prefill": chunked_prefill,
@@ -190,6 +203,8 @@ FEATURES: dict[str, Callable[[Case], None]] = {
     "long context": long_context,
     "speculation": speculation,
     "LoRA adapter": lora_adapter,
+    "8-bit KV": kv_in_8_bits,
+    "4-bit KV": kv_in_4_bits,
 }
 
 # Of the adapter's pairs, those that could go wrong by it; the others are slow ones.
@@ -203,6 +218,7 @@ def all_pairs(names: Iterable[str]) -> list[Any]:
         if "LoRA adapter" in pair and not _WITH_ADAPTER & set(pair)
         else pair
         for pair in combinations(names, 2)
+        if pair != ("8-bit KV", "4-bit KV")  # one of them
     ]
 
 

@@ -1,7 +1,8 @@
 """The pair matrix: every two features together give what a plain run gives, exact in float32.
 
 The plain run has the request alone, its prompt in one chunk, an ample pool and no prefix cache; what
-the request itself asks for (sampling, penalties, stop strings …) is the same on both sides. Each
+the request itself asks for (sampling, penalties, stop strings …) is the same on both sides, and so is the
+precision of KV: against the model's own that has a bound (test_quantized_kv.py), not equality. Each
 feature says how to tell that it took place, so that no cell passes without it.
 """
 
@@ -39,13 +40,18 @@ NO_ROLLBACK = frozenset({"recurrent layers", "speculation"})
 
 @cache
 def _plain(
-    model: frozenset[str], prompt_len: int, params: tuple[tuple[str, Any], ...], adapter: str
+    model: frozenset[str],
+    prompt_len: int,
+    kv_bits: int | None,
+    params: tuple[tuple[str, Any], ...],
+    adapter: str,
 ) -> list[Output]:
     """Each sample alone; n is 1 on this side."""
     wanted = dict(params)
     wanted["logit_bias"] = dict(wanted.get("logit_bias", ()))
     outputs = []
-    settings = PLAIN | ({"adapters": adapters_of(MODELS[model])} if adapter else {})
+    settings = PLAIN | {"kv_bits": kv_bits}
+    settings |= {"adapters": adapters_of(MODELS[model])} if adapter else {}
     for submit in submits_of(Case(prompt_len=prompt_len, adapter=adapter), wanted):
         engine = build(MODELS[model], settings)
         engine.submit(replace(submit, params=replace(submit.params, n=1)))
@@ -59,7 +65,7 @@ def _plain(
 
 def _plain_outputs(case: Case, params: dict[str, Any]) -> list[Output]:
     frozen = params | {"logit_bias": tuple(params.get("logit_bias", {}).items())}
-    return _plain(case.layers, case.prompt_len, tuple(sorted(frozen.items())), case.adapter)
+    return _plain(case.layers, case.prompt_len, case.kv_bits, tuple(sorted(frozen.items())), case.adapter)
 
 
 def _compare(case: Case, ours: list[Output], plain: list[Output]) -> None:

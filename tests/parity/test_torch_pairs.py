@@ -1,6 +1,7 @@
 """The pair matrix on torch: every two features together give what a plain run gives, exact in float32.
 
-Cases, runs and comparisons are those of the matrix over MLX; recurrent layers are refused on torch.
+Cases, runs and comparisons are those of the matrix over MLX; recurrent layers and KV in 4 bits are refused on
+torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ferrum_mlx.engine import Engine
 
 from . import pairs, test_pairs
 
-NAMES = [name for name in pairs.FEATURES if name != "recurrent layers"]
+NAMES = [name for name in pairs.FEATURES if name not in ("recurrent layers", "4-bit KV")]
 
 
 def _build(model: str, settings: dict[str, Any]) -> Engine:

@@ -133,6 +133,14 @@ async def test_why_nothing_is_guessed() -> None:
     assert "SPEC    off (--speculative)" in plain(panel_lines(await feed_of(client), 60))
 
 
+async def test_quantized_kv_has_its_name() -> None:
+    client = busy()
+    client.ready = ready(info=replace(ready().info, kv_dtype="int8"))
+    lines = plain(panel_lines(await feed_of(client), 44))
+    assert "        KV int8  3.4 GB  (1.4 GB in use)" in lines
+    assert not any("KV pool" in line for line in lines)
+
+
 async def test_a_limit_nobody_knows_is_not_made_up() -> None:
     client = busy()
     client.ready = ready(memory_limit_bytes=0)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ferrum_mlx import build
 from ferrum_mlx.build import choose_backend
-from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import BackendUnavailableError
 
 BOTH = ("mlx", "torch")
@@ -57,27 +55,6 @@ def test_an_absent_library_gives_one_line_with_the_command(
     assert "installed" in message
     assert ("pip install 'ferrum-mlx[torch]'" in message) is (wanted != "mlx")
     assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("asked", "context", "own", "said"),
-    [
-        (None, 4096, 9000, ["the context is 4,096 tokens of the model's 9,000; --max-model-len takes more"]),
-        (4096, 4096, 9000, []),  # the user's own wish
-        (None, 4096, 4096, []),
-        (None, 2048, 2048, []),
-        (None, 4096, 0, []),  # the model names no limit
-        (None, 1024, 9000, []),  # by another bound, which is said where it is found
-    ],
-)
-def test_a_context_that_the_model_would_not_end_is_said(
-    asked: int | None, context: int, own: int, said: list[str]
-) -> None:
-    executor = SimpleNamespace(
-        info=SimpleNamespace(max_sequence_length=own),
-        capabilities=lambda: SimpleNamespace(max_sequence_length=context),
-    )
-    assert build._context_notes(EngineConfig(max_model_len=asked), executor) == said
 
 
 def test_a_broken_library_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

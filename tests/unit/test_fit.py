@@ -71,6 +71,17 @@ def test_more_context_takes_more(on: Any) -> None:
     assert long.needed_bytes - short.needed_bytes == 2 * 10 * 4 * 64 * 7000 * 2
 
 
+def test_quantized_kv_takes_less(on: Any) -> None:
+    on("metal", 10**12)
+    plain, int8, int4 = (fit.fit_of(CARD, 8000, kv_bits=bits) for bits in (None, 8, 4))
+    assert plain
+    assert int8
+    assert int4
+    numbers = 2 * 10 * 4 * 64 * 8000  # of 2 bytes; in 8 and 4 bits with a scale and a bias for 32
+    assert plain.needed_bytes - int8.needed_bytes == 2 * numbers - numbers * 36 // 32
+    assert plain.needed_bytes - int4.needed_bytes == 2 * numbers - numbers * 20 // 32
+
+
 def test_close_to_all_is_tight(on: Any) -> None:
     needed = 2_000_000_000 + CARD.kv_bytes(4096) + fit.WORKSPACE
     for free, tight in ((needed + 1, True), (2 * needed, False)):

@@ -60,7 +60,7 @@ LAYERS = (
     ("engine",),
     ("verify",),
     (
-        *("build", "build_speculation", "transport", "stream", "questions", "samples", "client"),
+        *("build", "build_speculation", "plan", "transport", "stream", "questions", "samples", "client"),
         *("answers", "prometheus", "inputs", "llm"),
     ),
     ("chat",),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_mlx import errors
+from ferrum_mlx.backends.fake import FakeExecutor
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import CapacityError, FerrumError, UsageError, shown
 
@@ -104,3 +105,17 @@ def test_every_error_survives_a_pickle() -> None:
         assert type(again) is cls
         assert str(again) == str(error)
         assert cls.exit_code == (2 if issubclass(cls, UsageError) else 1)
+
+
+def test_bits_of_kv_are_eight_or_four() -> None:
+    kept = [EngineConfig(kv_bits=bits).kv_bits for bits in (None, 8, 4, np.int64(8))]
+    assert kept == [None, 8, 4, 8]
+    assert type(kept[3]) is int
+    for wrong in (0, 2, 16, 8.0, "8", True, np.zeros(2)):
+        with pytest.raises(UsageError, match=r"kv_bits is .*; allowed: 8, 4, or None"):
+            EngineConfig(kv_bits=wrong)
+
+
+def test_the_fake_backend_has_no_kv_to_quantize() -> None:
+    with pytest.raises(UsageError, match="--kv-bits is 8, and the KV of the fake backend is token ids"):
+        FakeExecutor(EngineConfig(kv_bits=8))

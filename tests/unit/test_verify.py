@@ -17,6 +17,7 @@ from ferrum_mlx.nearties import NearTie
 from ferrum_mlx.output import OutputStream
 from ferrum_mlx.verify.checks import greedy
 from ferrum_mlx.verify.compare import Comparison, Row
+from ferrum_mlx.verify.likelihood import likelihood, nll
 from ferrum_mlx.verify.report import Report, verify
 from ferrum_mlx.verify.runs import Library, Output, Subject, run
 
@@ -89,6 +90,55 @@ def test_a_fault_is_found(backend: str, break_it: Callable[[Subject], None], che
     assert row(report, check).detail
     assert report.num_faults
     assert "fault" in report.table()
+
+
+# Quantized KV
+
+QUANTIZED = [("mlx-host", 8), ("mlx-host", 4), ("mlx", 8), pytest.param("torch", 8, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("backend", "bits"), QUANTIZED[: 4 if "torch" in BACKENDS else 3])
+def test_quantized_kv_has_a_bound_and_all_else_is_equal(backend: str, bits: int) -> None:
+    report = verify(subject(backend, numerics="exact", kv_bits=bits, max_model_len=200))
+    found = row(report, "quantized KV = the model's")
+    assert found.outcome == "within its bound", found.detail
+    assert f"with int{bits}" in found.detail
+    assert report.num_faults == 0
+    by_shape = backend == "mlx"  # its kernels round a row by its company
+    allowed = {"exact", "equal ids", "rounding"} if by_shape else {"exact"}
+    assert {row(report, name).outcome for name in EQUALITIES[1:]} <= allowed
+
+
+@pytest.mark.parametrize(("bits", "change", "outcome"), [
+    (8, 0.009, "within its bound"), (8, 0.011, "fault"), (8, -0.011, "fault"), (8, float("nan"), "fault"),
+    (4, 0.049, "within its bound"), (4, 0.051, "fault"),
+])  # fmt: skip
+def test_a_likelihood_beyond_the_bound_is_a_fault(
+    bits: int, change: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`change` of the NLL against the model's own; that of a random model does not depend on its KV."""
+    quantized = subject("mlx-host", kv_bits=bits)
+    plain = likelihood(quantized).detail
+    ours = float(plain.split(" tokens ")[1].split()[0])
+    monkeypatch.setattr("ferrum_mlx.verify.likelihood.nll", lambda logits, ids: ours / (1 + change))
+    found = likelihood(quantized)
+    assert found.outcome == outcome
+    assert f"with int{bits}" in found.detail
+
+
+def test_nll_is_what_the_definition_says() -> None:
+    rng = np.random.default_rng(0)
+    logits, ids = rng.normal(size=(150, 20)).astype(np.float32), rng.integers(20, size=150).tolist()
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(-1, keepdims=True)
+    assert nll(logits, ids) == pytest.approx(-np.log(p[np.arange(149), ids[1:]]).mean())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_wider_limits_of_quantized_kv_still_find_a_wrong_block(bits: int) -> None:
+    broken = subject("mlx-host", kv_bits=bits)
+    corrupt_block_tables(broken)
+    assert row(verify(broken), BROKEN[corrupt_block_tables]).outcome == "fault"
 
 
 def test_of_noise_from_neighbours_nothing_greedy_is_blamed() -> None:

@@ -130,7 +130,7 @@ def memory(feed: EngineFeed, width: int) -> list[Content]:
     if ready is None:
         return []
     needs, limit = ready.memory, ready.memory_limit_bytes
-    pool: list[Part | str] = [("KV pool  ", "dim"), size(needs.kv_pool_bytes)]
+    pool: list[Part | str] = [(f"KV {ready.info.kv_dtype or 'pool'}  ", "dim"), size(needs.kv_pool_bytes)]
     lines = [section("MEMORY", ("weights  ", "dim"), size(needs.parameter_bytes))]
     if view is not None:
         share = count_all(view.kv).share_in_use

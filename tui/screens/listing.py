@@ -87,9 +87,9 @@ def suggestions(most: int = 5, fit: FitOf | None = None) -> list[Entry]:
     return sorted(fitting or found[:1], key=lambda each: not each.here)[:most]
 
 
-def memory_fit(status: hub.ModelStatus) -> Fit | None:
+def memory_fit(status: hub.ModelStatus, kv_bits: int | None = None) -> Fit | None:
     """For one sequence of the default context, on the backend that this machine would choose."""
-    return fit_of(status)
+    return fit_of(status, kv_bits=kv_bits)
 
 
 def _to_download(card: Card | None) -> int | None:

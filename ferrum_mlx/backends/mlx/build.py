@@ -31,6 +31,7 @@ class Loaded:
     info: ModelInfo
     device: devices.Device
     notes: tuple[str, ...]
+    kv_bits: int | None
 
     @property
     def has_state(self) -> bool:
@@ -39,7 +40,8 @@ class Loaded:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return sum(layer.bytes_per_token for layer in inspect_layers(self.model, self.info.model_type).kv)
+        layers = inspect_layers(self.model, self.info.model_type, self.kv_bits).kv
+        return sum(layer.bytes_per_token for layer in layers)
 
     @property
     def route(self) -> str:
@@ -93,7 +95,7 @@ def load(resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str],
     narrate("reading the weights")
     mx.eval(model.parameters())
     info = model_info(resolved, model, model_config, device.name, quantization)
-    return Loaded(model, info, device, tuple(notes))
+    return Loaded(model, info, device, tuple(notes), config.kv_bits)
 
 
 def build_executor(

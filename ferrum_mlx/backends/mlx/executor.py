@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,6 +28,7 @@ from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, in
 from ferrum_mlx.backends.mlx.packed import PackedModel
 from ferrum_mlx.backends.mlx.pending import Sampled, choose, token_ids
 from ferrum_mlx.backends.mlx.pools import PagedStorage, PoolStorage
+from ferrum_mlx.backends.mlx.quantized import QuantizedStorage, round_what_is_kept
 from ferrum_mlx.backends.mlx.state import StateStore
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.batch import UnifiedBatch
@@ -34,6 +36,7 @@ from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.errors import UnsupportedModelError, UsageError
 from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
+from ferrum_mlx.kv.precision import name_of
 from ferrum_mlx.kv.sizing import plan_pools
 from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo, StateSpec
 
@@ -52,11 +55,18 @@ class MLXExecutor(PagedExecutor):
         share: float = 1.0,
     ) -> None:
         install()
-        inspection = inspect_layers(model, info.model_type)
+        inspection = inspect_layers(model, info.model_type, config.kv_bits)
         layers, states = inspection.kv, inspection.states
         kv_heads, head_dim = layers[0].key_shape if layers else (0, 0)
-        self.info = replace(info, vocab_size=inspection.vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
+        self.info = replace(
+            info,
+            vocab_size=inspection.vocab_size,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            kv_dtype=name_of(config.kv_bits) if layers else "",
+        )
         self._model, self._host, self._exact = model, host, config.numerics == "exact"
+        self._kv_bits = config.kv_bits
         self._state_specs = tuple(_state_spec(*state) for state in states)
         groups = group_layers(layers)
         max_len = _context(info, config)
@@ -75,7 +85,7 @@ class MLXExecutor(PagedExecutor):
             config.block_size,
             config.max_num_batched_tokens,
             prefix_cache=config.prefix_cache,
-            salt=(info.model_id, info.dtype, config.numerics),
+            salt=(info.model_id, info.dtype, config.numerics, self.info.kv_dtype),
             num_states=plan.num_states,
             copy_state=store.copy if states else None,
         )
@@ -99,9 +109,12 @@ class MLXExecutor(PagedExecutor):
     def _storage(self, group: int, layer: LayerKV) -> PagedStorage:
         num_slots = (self.kv.num_blocks[group] + 1) * self.kv.block_size  # block 0 is the null block
         if self._host and layer.dtype == mx.float32:
-            return HostStorage(group, num_slots, layer.key_shape, layer.value_shape, self._exact)
+            return HostStorage(group, num_slots, layer.key_shape, layer.value_shape, self._exact, layer.bits)
+        shapes = layer.key_shape, layer.value_shape
+        if layer.bits is not None:
+            return QuantizedStorage(group, num_slots, *shapes, layer.dtype, layer.bits)
         kind = PoolStorage if self._host else TableStorage
-        return kind(group, num_slots, layer.key_shape, layer.value_shape, layer.dtype)
+        return kind(group, num_slots, *shapes, layer.dtype)
 
     def prepare_startup(self) -> None:
         """Take the first route that computes what the model computes alone.
@@ -188,16 +201,25 @@ class MLXExecutor(PagedExecutor):
         return MemoryRequirements(
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
+            kv_tokens=self.kv.tokens_held,
             kv_pool_bytes=sum(s.nbytes for s in self._packed.storages) + self._state_pool_bytes,
             smallest_pool_bytes=min(
-                (array.nbytes for s in self._packed.storages for array in s.arrays() if array.size), default=0
+                (size for s in self._packed.storages for size in s.pool_bytes() if size), default=0
             ),
         )
 
-    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "", exact_kv: bool = False) -> np.ndarray:
+        caches = self.native_caches(exact_kv=exact_kv)
         with self._packed.context.through(self.adapter_number(adapter)):
-            logits = self._model(mx.array([list(token_ids)]), cache=make_prompt_cache(self._model))[0]
+            logits = self._model(mx.array([list(token_ids)]), cache=caches)[0]
         return np.array(logits.astype(mx.float32))
+
+    def native_caches(self, *, exact_kv: bool = False) -> list[Any]:
+        """mlx-lm's own for one sequence; they round what they keep as our pools do."""
+        caches: list[Any] = make_prompt_cache(self._model)
+        if self._kv_bits is not None and not exact_kv:
+            round_what_is_kept(caches, self._kv_bits)
+        return caches
 
     def _memory_in_use(self) -> tuple[int, int]:
         host_pools = sum(s.nbytes for s in self._packed.storages if isinstance(s, HostStorage))

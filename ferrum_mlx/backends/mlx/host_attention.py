@@ -7,13 +7,15 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
+from ferrum_mlx.backends.mlx.host_quantized import HostPool
 from ferrum_mlx.backends.step import Segment, Step, visible
 
 
 class HostStorage:
     """Pools in host memory, `[slots, kv_heads, head_dim]` float32; writes are plain assignments.
 
-    `exact` attends row by row, so that a row rounds alike in a chunk and alone.
+    `exact` attends row by row, so that a row rounds alike in a chunk and alone. With `bits` a number, rows
+    attend to what is left of K and V then, those of the step that writes them included.
     """
 
     def __init__(
@@ -23,10 +25,10 @@ class HostStorage:
         key_shape: tuple[int, int],
         value_shape: tuple[int, int],
         exact: bool,
+        bits: int | None = None,
     ) -> None:
         self._group, self._exact = group, exact
-        self.keys = np.zeros((num_slots, *key_shape), dtype=np.float32)
-        self.values = np.zeros((num_slots, *value_shape), dtype=np.float32)
+        self.keys, self.values = (_pool(num_slots, shape, bits) for shape in (key_shape, value_shape))
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -35,6 +37,9 @@ class HostStorage:
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+    def pool_bytes(self) -> list[int]:
+        return []
 
     def arrays(self) -> list[mx.array]:
         return []
@@ -89,6 +94,12 @@ class HostStorage:
             seen = slice(0 if window is None else max(0, position - window + 1 - first), position + 1 - first)
             out.append(attention(rows[i : i + 1], keys[seen], values[seen], None, sinks))
         return np.concatenate(out)
+
+
+def _pool(num_slots: int, shape: tuple[int, int], bits: int | None) -> np.ndarray | HostPool:
+    return (
+        np.zeros((num_slots, *shape), dtype=np.float32) if bits is None else HostPool(num_slots, shape, bits)
+    )
 
 
 def _heads_first(rows: np.ndarray) -> mx.array:

@@ -19,6 +19,7 @@ from mlx_lm.models.cache import (
 
 from ferrum_mlx.backends.mlx.trace import Trace, trace
 from ferrum_mlx.errors import FerrumError, UnsupportedModelError, one_line
+from ferrum_mlx.kv.precision import head_bytes
 from ferrum_mlx.kv.sequence import KVGroup
 
 Shape = tuple[int, int]  # kv_heads, head_dim
@@ -26,17 +27,18 @@ Shape = tuple[int, int]  # kv_heads, head_dim
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of one cache, as the model itself writes them."""
+    """K and V of one cache, as the model itself writes them; `bits` a number are kept, None is all."""
 
     window: int | None
     key_shape: Shape
     value_shape: Shape
     dtype: mx.Dtype
+    bits: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        elements = self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
-        return elements * self.dtype.size
+        shapes = self.key_shape, self.value_shape
+        return sum(heads * head_bytes(dim, self.bits, self.dtype.size) for heads, dim in shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,11 @@ class Inspection:
         return [(i, part) for i, part in numbered if isinstance(part, LayerState)]
 
 
-def inspect_layers(model: nn.Module, model_type: str) -> Inspection:
+def inspect_layers(model: nn.Module, model_type: str, kv_bits: int | None = None) -> Inspection:
     """Run a few tokens on the model's native caches and see what they hold; nothing is evaluated.
+
+    Args:
+        kv_bits: that our pools keep of a number.
 
     Raises:
         UnsupportedModelError: a layer keeps something else than keys and values of past tokens, or a
@@ -101,7 +106,7 @@ def inspect_layers(model: nn.Module, model_type: str) -> Inspection:
     for index, (cache, other) in enumerate(zip(fewer, more, strict=True)):
         several = isinstance(cache, CacheList)
         caches, others = (cache.caches, other.caches) if several else ([cache], [other])
-        parts = tuple(_part(c, o, index, model_type) for c, o in zip(caches, others, strict=True))
+        parts = tuple(_part(c, o, index, model_type, kv_bits) for c, o in zip(caches, others, strict=True))
         entries.append(Entry(parts, several, paged=type(cache) in (KVCache, RotatingKVCache)))
     return Inspection(tuple(entries), logits.shape[-1], traced)
 
@@ -122,7 +127,7 @@ def _check_kind(cache: Any, model_type: str) -> None:
         raise UnsupportedModelError(f"{model_type} keeps the first {cache.keep} tokens beside its window")
 
 
-def _part(cache: Any, other: Any, index: int, model_type: str) -> Part:
+def _part(cache: Any, other: Any, index: int, model_type: str, kv_bits: int | None) -> Part:
     """`other` has seen more tokens."""
     if isinstance(cache, ArraysCache):
         shapes, more = (
@@ -138,6 +143,7 @@ def _part(cache: Any, other: Any, index: int, model_type: str) -> Part:
         key_shape=(cache.keys.shape[1], cache.keys.shape[3]),
         value_shape=(cache.values.shape[1], cache.values.shape[3]),
         dtype=cache.keys.dtype,
+        bits=kv_bits,
     )
 
 

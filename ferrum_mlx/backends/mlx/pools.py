@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -40,6 +40,10 @@ class PagedStorage(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def pool_bytes(self) -> list[int]:
+        """Of each pool that a write might copy; none where writes are in place by construction."""
+        ...
+
     def reset(self) -> None:
         """Be usable again after a forward that failed; what was held is lost."""
 
@@ -64,6 +68,8 @@ class PoolStorage:
         self.reset()
 
     def reset(self) -> None:
+        self.keys: Any  # an array, or what reads and writes like one
+        self.values: Any
         self.keys, self.values = (mx.zeros(shape, self._dtype) for shape in self._shapes)
 
     @property
@@ -72,7 +78,10 @@ class PoolStorage:
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(self.pool_bytes())
+
+    def pool_bytes(self) -> list[int]:
+        return [self.keys.nbytes, self.values.nbytes]
 
     def arrays(self) -> list[mx.array]:
         return [self.keys, self.values]

@@ -21,6 +21,12 @@ def generate(executor: ModelExecutor, prompt: Sequence[int], count: int) -> tupl
         rows.append(logits[0])
         return logits
 
-    steps = generate_step(mx.array(list(prompt)), executor.model, max_tokens=count, logits_processors=[keep])
+    steps = generate_step(
+        mx.array(list(prompt)),
+        executor.model,
+        max_tokens=count,
+        logits_processors=[keep],
+        prompt_cache=executor.native_caches(),
+    )
     ids = [int(token) for token, _ in steps]
     return ids, np.array(mx.stack(rows[:count]).astype(mx.float32))  # it computes one more than it yields

@@ -13,6 +13,7 @@ from ferrum_mlx.backends.torch.executor import TorchExecutor
 from ferrum_mlx.backends.torch.first_layers import first_layers
 from ferrum_mlx.backends.torch.layers import inspect_layers
 from ferrum_mlx.backends.torch.loader import load_model, stored_weights
+from ferrum_mlx.backends.torch.quantized import check_bits
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.fit import Route, check_weights
@@ -34,6 +35,7 @@ class Loaded:
     info: ModelInfo
     device: devices.Device
     notes: tuple[str, ...]
+    kv_bits: int | None
 
     @property
     def has_state(self) -> bool:
@@ -42,7 +44,7 @@ class Loaded:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        layers = inspect_layers(self.model, self.info.model_type, POSITIONS).layers
+        layers = inspect_layers(self.model, self.info.model_type, POSITIONS, self.kv_bits).layers
         return sum(layer.bytes_per_token for layer in layers)
 
     @property
@@ -75,6 +77,7 @@ def load(
     resolved: ResolvedModel, config: EngineConfig, narrate: Callable[[str], None], *, packed: bool = True
 ) -> Loaded:
     """`packed`: on a CPU, with fast numerics, Linear layers are packed (weights.py)."""
+    check_bits(config.kv_bits)
     device = devices.select(config.device)
     packed = packed and device.host and config.numerics == "fast"
     route: Route = "packed" if packed else "float32" if device.host else "gpu"
@@ -93,7 +96,7 @@ def load(
         )
     if config.numerics == "exact" and not device.host:
         notes.append("--numerics exact holds on the CPU only: a GPU's kernels round a row by its company")
-    return Loaded(model, info, device, tuple(notes))
+    return Loaded(model, info, device, tuple(notes), config.kv_bits)
 
 
 def build_executor(

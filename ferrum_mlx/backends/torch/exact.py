@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ferrum_mlx.backends.step import Step
-from ferrum_mlx.backends.torch.pools import PoolStorage, explicit_attention
+from ferrum_mlx.backends.torch.pools import PoolStorage, explicit_attention, taken
 
 TILE = 16  # rows of a product; tiles of float32 rows then begin at the alignment that the BLAS looks at
 
@@ -76,27 +76,16 @@ class ExactStorage(PoolStorage):
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        places = step.once(("rows", self._group, self._window), lambda: self._row_slots(step))
         out = []
-        for row, where in zip(queries, places, strict=True):
-            keys, values = (
-                pool.index_select(0, where).transpose(0, 1)[None] for pool in (self.keys, self.values)
-            )
-            alone = row.clone()[None, :, None]
-            out.append(explicit_attention(alone, keys, values, None, scale, softcap, sinks)[0, :, 0])
-        return torch.stack(out)
-
-    def _row_slots(self, step: Step) -> list[torch.Tensor]:
-        """Of each row, the key slots."""
-        places = []
         for segment in step.segments:
             first = segment.first_key(self._window)
-            slots = step.key_slots(segment, self._group, first)
-            if isinstance(slots, slice):
-                where = torch.arange(slots.start, slots.stop)
-            else:
-                where = torch.from_numpy(slots).long()
-            for position in range(segment.pos_offset, segment.context_len):
-                start = 0 if self._window is None else max(0, position - self._window + 1 - first)
-                places.append(where[start : position + 1 - first])
-        return places
+            where = self._to_device(step.key_slots(segment, self._group, first))
+            keys, values = taken(self.keys, where), taken(self.values, where)
+            for row, position in enumerate(range(segment.pos_offset, segment.context_len), segment.start):
+                begin = 0 if self._window is None else max(0, position - self._window + 1 - first)
+                seen = slice(begin, position + 1 - first)
+                own = [array[seen].clone().transpose(0, 1)[None] for array in (keys, values)]
+                alone = queries[row].clone()[None, :, None]
+                result = explicit_attention(alone, own[0], own[1], None, scale, softcap, sinks)
+                out.append(result[0, :, 0])
+        return torch.stack(out)

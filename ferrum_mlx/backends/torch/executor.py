@@ -26,12 +26,14 @@ from ferrum_mlx.backends.torch.layers import group_layers, inspect_layers, rope_
 from ferrum_mlx.backends.torch.packed import PackedModel
 from ferrum_mlx.backends.torch.paged_check import switch_on, triton_kernel
 from ferrum_mlx.backends.torch.pending import Sampled, choose, token_ids
+from ferrum_mlx.backends.torch.quantized import check_bits
 from ferrum_mlx.backends.torch.tables import PagedAttention, TableStorage
 from ferrum_mlx.batch import UnifiedBatch
 from ferrum_mlx.config import DEFAULT_CONTEXT, DRAFT_TOKENS, EngineConfig
 from ferrum_mlx.errors import FerrumError, UsageError
 from ferrum_mlx.executor import Pending
 from ferrum_mlx.kv.manager import KVManager
+from ferrum_mlx.kv.precision import name_of
 from ferrum_mlx.kv.sizing import plan_pools
 from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
 
@@ -48,11 +50,18 @@ class TorchExecutor(PagedExecutor):
         free_memory: int,
         share: float = 1.0,
     ) -> None:
+        check_bits(config.kv_bits)
         model.requires_grad_(False)
         max_len, self.notes = _context(model, info, config)
-        inspection = inspect_layers(model, info.model_type, max_len)
+        inspection = inspect_layers(model, info.model_type, max_len, config.kv_bits)
         kv_heads, head_dim = inspection.layers[0].key_shape
-        self.info = replace(info, vocab_size=inspection.vocab_size, num_kv_heads=kv_heads, head_dim=head_dim)
+        self.info = replace(
+            info,
+            vocab_size=inspection.vocab_size,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            kv_dtype=name_of(config.kv_bits),
+        )
         self._device = model.device
         self._exact = config.numerics == "exact" and model.device.type == "cpu"
         adapters = read_adapters(config.adapters)
@@ -67,7 +76,7 @@ class TorchExecutor(PagedExecutor):
             config.block_size,
             config.max_num_batched_tokens,
             prefix_cache=config.prefix_cache,
-            salt=(info.model_id, info.dtype, info.quantization, config.numerics),
+            salt=(info.model_id, info.dtype, info.quantization, config.numerics, self.info.kv_dtype),
         )
         super().__init__(
             kv,
@@ -87,7 +96,8 @@ class TorchExecutor(PagedExecutor):
             kind(group_of[i], self._num_slots(group_of[i]), layer, model.device)
             for i, layer in enumerate(inspection.layers)
         ]
-        self._packed = PackedModel(model, storages, adapted, exact=self._exact)
+        rounds = config.kv_bits is not None
+        self._packed = PackedModel(model, storages, adapted, exact=self._exact, rounds=rounds)
         self._graphs: DecodeGraphs | None = None
 
     def _num_slots(self, group: int) -> int:
@@ -183,11 +193,12 @@ class TorchExecutor(PagedExecutor):
         return MemoryRequirements(
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
+            kv_tokens=self.kv.tokens_held,
             kv_pool_bytes=sum(storage.nbytes for storage in self._packed.storages),
         )
 
-    def forward(self, token_ids: Sequence[int], *, adapter: str = "") -> np.ndarray:
-        dense = self._packed.dense(token_ids, self.adapter_number(adapter))
+    def forward(self, token_ids: Sequence[int], *, adapter: str = "", exact_kv: bool = False) -> np.ndarray:
+        dense = self._packed.dense(token_ids, self.adapter_number(adapter), exact_kv=exact_kv)
         logits: np.ndarray = dense.float().cpu().numpy()
         return logits
 
@@ -203,7 +214,10 @@ class TorchExecutor(PagedExecutor):
 
     @contextmanager
     def library_model(self) -> Iterator[Any]:
-        """The model with transformers' own attention and caches, while the block lasts."""
+        """The model with transformers' own attention and caches, while the block lasts.
+
+        Where our pools keep fewer bits, that attention is over K and V that are rounded alike.
+        """
         with self._packed.own_attention() as model:
             yield model
 

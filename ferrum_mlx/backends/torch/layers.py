@@ -19,6 +19,7 @@ from ferrum_mlx import nearties
 from ferrum_mlx.backends.torch.device import dtype_name
 from ferrum_mlx.backends.torch.weights import has_packed
 from ferrum_mlx.errors import FerrumError, UnsupportedModelError, one_line
+from ferrum_mlx.kv.precision import head_bytes
 from ferrum_mlx.kv.sequence import KVGroup
 
 Shape = tuple[int, int]  # kv_heads, head_dim
@@ -34,17 +35,21 @@ _HARMLESS = {"position_ids", "cache_position"}  # tensors that an attention func
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of one attention call, as the model itself hands them over."""
+    """K and V of one attention call, as the model itself hands them over.
+
+    `bits` a number are kept of them, None is all.
+    """
 
     window: int | None
     key_shape: Shape
     value_shape: Shape
     dtype: torch.dtype
+    bits: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        elements = self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
-        return elements * self.dtype.itemsize
+        shapes = self.key_shape, self.value_shape
+        return sum(heads * head_bytes(dim, self.bits, self.dtype.itemsize) for heads, dim in shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ class Inspection:
 class _Recorder:
     """Keeps what a model's attention calls and masks were during one forward."""
 
-    def __init__(self, model: PreTrainedModel, model_type: str) -> None:
-        self._model_type = model_type
+    def __init__(self, model: PreTrainedModel, model_type: str, kv_bits: int | None) -> None:
+        self._model_type, self._kv_bits = model_type, kv_bits
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._far = min(limit or FAR, FAR)
         self._windows: list[tuple[torch.Tensor, int | None]] = []  # mask, what it means
@@ -88,7 +93,7 @@ class _Recorder:
         if window == 0:
             raise self._refused(f"{call} sees other keys than all the earlier ones or a window of them")
         kept = (key.shape[1], key.shape[3]), (value.shape[1], value.shape[3])
-        self.layers.append(LayerKV(window, *kept, key.dtype))
+        self.layers.append(LayerKV(window, *kept, key.dtype, self._kv_bits))
 
     def _refused(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -161,18 +166,21 @@ def _window_of(rule: MaskRule, far: int) -> int | None:
     return None if window >= far else window
 
 
-def inspect_layers(model: PreTrainedModel, model_type: str, max_len: int) -> Inspection:
+def inspect_layers(
+    model: PreTrainedModel, model_type: str, max_len: int, kv_bits: int | None = None
+) -> Inspection:
     """Run a few tokens with a recorder in attention's place.
 
     Args:
         max_len: positions below it must turn as they do alone.
+        kv_bits: that our pools keep of a number.
 
     Raises:
         UnsupportedModelError: a layer keeps something else than keys and values of past tokens, does
             not attend through transformers' attention interface, or lets rows of a batch see each other.
     """
     _check_kind(model, model_type)
-    recorder = _Recorder(model, model_type)
+    recorder = _Recorder(model, model_type, kv_bits)
     token = _recorder.set(recorder)
     own = model.config._attn_implementation
     try:

@@ -17,11 +17,12 @@ from ferrum_mlx.backends.torch.attention import PAGED, RunningStep, install
 from ferrum_mlx.backends.torch.device import give_back, upload
 from ferrum_mlx.backends.torch.exact import ExactRows
 from ferrum_mlx.backends.torch.pools import PagedStorage
+from ferrum_mlx.backends.torch.quantized import ROUNDED
 from ferrum_mlx.backends.torch.replay import Replays
 
 
 class PackedModel:
-    """`storages` are in the order in which the model attends."""
+    """`storages` are in the order in which the model attends; `rounds`: they keep fewer bits."""
 
     def __init__(
         self,
@@ -30,11 +31,13 @@ class PackedModel:
         adapted: AdaptedLayers,
         *,
         exact: bool,
+        rounds: bool = False,
     ) -> None:
         install()
         self._model: Any = model
         self._adapted = adapted
         self._own_attention = model.config._attn_implementation
+        self._reference = ROUNDED if rounds else self._own_attention
         self.storages = list(storages)
         self._exact = exact
         if (exact or model.device.type == "mps") and model._can_set_experts_implementation():
@@ -101,17 +104,21 @@ class PackedModel:
         return logits if rows is None or self._selects_rows else logits[rows]
 
     @torch.inference_mode()
-    def dense(self, ids: Sequence[int], adapter: int = 0) -> torch.Tensor:
+    def dense(self, ids: Sequence[int], adapter: int = 0, *, exact_kv: bool = False) -> torch.Tensor:
         """[len(ids), vocab] by the model's own attention and cache, through the adapter of that number."""
-        with self.own_attention() as model, self._adapted.through(adapter):
+        with self.own_attention(exact_kv=exact_kv) as model, self._adapted.through(adapter):
             given = torch.tensor([list(ids)], device=model.device)
             logits: torch.Tensor = model(input_ids=given, use_cache=True).logits[0]
         return logits
 
     @contextmanager
-    def own_attention(self) -> Iterator[Any]:
-        """The model, with the attention that it was loaded with while the block lasts."""
-        self._model.set_attn_implementation(self._own_attention)
+    def own_attention(self, *, exact_kv: bool = False) -> Iterator[Any]:
+        """The model, with the attention that it was loaded with while the block lasts.
+
+        Where pools keep fewer bits, it is the model's own explicit attention over K and V rounded alike,
+        unless `exact_kv`.
+        """
+        self._model.set_attn_implementation(self._own_attention if exact_kv else self._reference)
         try:
             yield self._model
         finally:

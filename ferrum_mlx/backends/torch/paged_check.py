@@ -36,6 +36,8 @@ def switch_on(
     tables = [storage for storage in storages if isinstance(storage, TableStorage)]
     if len(tables) < len(storages):
         return "exact numerics take a route of their own"
+    if any(storage.quantized for storage in tables):
+        return "it reads K and V in the model's own dtype, not in 8 bits"
     try:
         kernel = make()
         for storage in {_kind(storage): storage for storage in tables}.values():

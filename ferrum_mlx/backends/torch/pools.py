@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from ferrum_mlx.backends.step import Segment, Step, visible
 from ferrum_mlx.backends.torch.device import send, upload
 from ferrum_mlx.backends.torch.layers import LayerKV
+from ferrum_mlx.backends.torch.quantized import QuantizedPool
 
 Place: TypeAlias = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
 
@@ -58,18 +59,25 @@ class Read:
 
 
 class PoolStorage:
-    """Flat pools `[slots, kv_heads, head_dim]`, K and V apart; consecutive slots are read as a view."""
+    """Flat pools `[slots, kv_heads, head_dim]`, K and V apart; consecutive slots are read as a view.
+
+    Where they keep fewer bits, rows attend to what is left, those of the step that writes it included.
+    """
 
     def __init__(self, group: int, num_slots: int, layer: LayerKV, device: torch.device) -> None:
         self._group, self._window = group, layer.window
+        self.keys: Any  # a tensor, or what reads and writes like one
+        self.values: Any
         self.keys, self.values = (
             torch.zeros(num_slots, *shape, dtype=layer.dtype, device=device)
+            if layer.bits is None
+            else QuantizedPool((num_slots, *shape), layer.dtype, device)
             for shape in (layer.key_shape, layer.value_shape)
         )
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return int(self.keys.nbytes + self.values.nbytes)
 
     def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
         where = step.once(("device slots", self._group), lambda: self._to_device(step.slots(self._group)))
@@ -149,7 +157,7 @@ class PoolStorage:
         return send(added[:, None], self.keys.device)
 
 
-def taken(pool: torch.Tensor, where: Place) -> torch.Tensor:
+def taken(pool: Any, where: Place) -> torch.Tensor:
     return pool[where] if isinstance(where, slice) else pool.index_select(0, where)
 
 

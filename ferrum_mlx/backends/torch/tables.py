@@ -121,6 +121,7 @@ class TableStorage(PoolStorage):
     def __init__(self, group: int, num_slots: int, layer: LayerKV, device: torch.device) -> None:
         super().__init__(group, num_slots, layer, device)
         self.kernel: PagedAttention | None = None
+        self.quantized = layer.bits is not None
         self.asked: tuple[int, How] | None = None  # query heads, and how they last attended
 
     def attend(
