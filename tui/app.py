@@ -41,7 +41,7 @@ from .prompt import Prompt
 from .screens.help import HelpScreen
 from .status import TitleBar, describe
 from .talk import Setup, Talk
-from .theme import FERRUM, FERRUM_LIGHT
+from .theme import FERRUM, THEMES
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
@@ -115,8 +115,8 @@ class ChatApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.register_theme(FERRUM)
-        self.register_theme(FERRUM_LIGHT)
+        for theme in THEMES:
+            self.register_theme(theme)
         self.theme = self.settings.theme or FERRUM.name
         self.set_keymap(self.settings.keys)
         self.show_panel(self.settings.panel)

@@ -34,3 +34,5 @@ FERRUM_LIGHT = Theme(
     error="#b3362c",
     dark=False,
 )
+
+THEMES = (FERRUM, FERRUM_LIGHT)

@@ -60,9 +60,9 @@ ENTER_AND_TAB = {"ctrl+m", "ctrl+i"}  # to a terminal
 
 
 def classes() -> Iterator[type[DOMNode]]:
-    """Those that bind keys."""
+    """Those of the chat that bind keys; test_bench_app.py has the benchmark's."""
     for found in pkgutil.walk_packages(ferrum_tui.__path__, "ferrum_tui."):
-        if not found.name.endswith(("measure", "flushes")):
+        if not found.name.startswith(("ferrum_tui.bench", "ferrum_tui.measure", "ferrum_tui.flushes")):
             for each in vars(importlib.import_module(found.name)).values():
                 own = isinstance(each, type) and each.__module__ == found.name
                 if own and issubclass(each, DOMNode) and "BINDINGS" in vars(each):

@@ -25,6 +25,7 @@ MEANT = {
     "BINDINGS",
     "CSS_PATH",
     "TITLE",
+    "animation_level",
     "border_title",
     "border_subtitle",
     "display",

@@ -25,7 +25,7 @@ from textual.message import Message
 from ferrum_mlx.bench.progress import Begun, Event
 
 from ..engine.readings import Readings
-from ..theme import FERRUM
+from ..theme import FERRUM, THEMES
 from . import lines
 from .board import Board
 
@@ -96,8 +96,9 @@ class WatchApp(App[None]):
         yield Readings(self.board, lines.keys, id="keys")
 
     def on_mount(self) -> None:
-        self.register_theme(FERRUM)
-        self.theme = self._wanted or FERRUM.name
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = self._wanted if self._wanted in self.available_themes else FERRUM.name
         self.query_one("#results").focus()
         # Of `kill -INT`, as Ctrl+C is a key here: asyncio's own handler would leave the benchmark running.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.action_stop)
