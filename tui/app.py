@@ -41,7 +41,7 @@ from .prompt import Prompt
 from .screens.help import HelpScreen
 from .status import TitleBar, describe
 from .talk import Setup, Talk
-from .theme import FERRUM, THEMES
+from .theme import choose_theme
 
 _DRAINS_PER_SECOND = 15
 _DRAINS_PER_STATUS = 4
@@ -115,9 +115,7 @@ class ChatApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = self.settings.theme or FERRUM.name
+        self._notes += choose_theme(self, self.settings.theme)
         self.set_keymap(self.settings.keys)
         self.show_panel(self.settings.panel)
         self.prompt.focus()
@@ -290,12 +288,7 @@ class ChatApp(App[None]):
         if self._could_stop != self._can_stop:  # the row of keys is made anew, which is not cheap
             self._could_stop = self._can_stop
             self.refresh_bindings()
-        ready = self.host.client.ready
-        self._title.model, self._title.chat = self.host.model, talk.book.conversation.title
-        offline = ["offline"] if self.host.config.offline else []
-        place = [ready.backend, ready.info.device] if ready else []
-        self._title.where = " · ".join([*place, *offline])
-        self._title.context = (talk.tokens, ready.max_model_len) if ready and talk.tokens else None
+        self._title.show(self.host, talk.book.conversation.title, talk.tokens)
         title = "edit · Esc leaves it" if self.desk.editing else "prompt"
         counted = f" · {self._draft.said}" if self._draft.said else ""
         self.prompt.border_title = Content(sanitize(title + counted))

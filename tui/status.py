@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -10,6 +11,9 @@ from textual.widget import Widget
 
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.sanitize import sanitize
+
+if TYPE_CHECKING:
+    from .host import EngineHost
 
 _GLYPHS = {
     "loading": ("◌", "$text-warning"),
@@ -57,6 +61,14 @@ class TitleBar(Widget):
     chat: reactive[str] = reactive("")
     context: reactive[tuple[int, int] | None] = reactive(None)  # tokens in use, and the most there may be
     where: reactive[str] = reactive("")
+
+    def show(self, host: EngineHost, chat: str, tokens: int) -> None:
+        """`tokens` are those of the conversation, 0 where they are not known."""
+        ready = host.client.ready
+        place = [ready.backend, ready.info.device] if ready else []
+        self.model, self.chat = host.model, chat
+        self.where = " · ".join([*place, *(["offline"] if host.config.offline else [])])
+        self.context = (tokens, ready.max_model_len) if ready and tokens else None
 
     def render(self) -> Content:
         name = Content.assemble((" ferrum ", "bold $text-accent"), (f" {sanitize(self.model)} ▾ ", "bold"))

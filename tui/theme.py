@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from textual.app import App
 from textual.theme import Theme
+
+from ferrum_mlx.errors import shown
 
 FERRUM = Theme(
     name="ferrum",
@@ -35,4 +40,14 @@ FERRUM_LIGHT = Theme(
     dark=False,
 )
 
-THEMES = (FERRUM, FERRUM_LIGHT)
+
+def choose_theme(app: App[Any], wanted: str) -> tuple[str, ...]:
+    """The theme of that name, ours if there is none, or "" is wanted; what the user must know of it."""
+    for theme in (FERRUM, FERRUM_LIGHT):
+        app.register_theme(theme)
+    known = not wanted or wanted in app.available_themes
+    app.theme = wanted if wanted and known else FERRUM.name
+    if known:
+        return ()
+    names = ", ".join(sorted(app.available_themes))
+    return (f"the settings name {shown(wanted)}, which is no theme; allowed: {names}",)

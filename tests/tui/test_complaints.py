@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ferrum_mlx.chat.conversation import Conversation, Message
+from ferrum_mlx.chat.settings import Settings
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
@@ -126,3 +127,15 @@ def test_no_escape_sequence_gets_into_a_pipe() -> None:
     assert done.stdout
     assert done.stderr
     assert "\x1b" not in done.stdout + done.stderr
+
+
+async def test_a_theme_that_there_is_not_is_said_and_ours_taken(stage: Any) -> None:
+    app = ChatApp(
+        EngineConfig(backend="fake"),
+        GREEDY,
+        make_client=EngineClient.in_thread,
+        settings=Settings(theme="a[/0]"),
+    )
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "note: the settings name 'a[/0]', which is no theme" in screen(app))
+        assert app.theme == "ferrum"

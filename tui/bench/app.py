@@ -25,7 +25,7 @@ from textual.message import Message
 from ferrum_mlx.bench.progress import Begun, Event
 
 from ..engine.readings import Readings
-from ..theme import FERRUM, THEMES
+from ..theme import choose_theme
 from . import lines
 from .board import Board
 
@@ -96,9 +96,7 @@ class WatchApp(App[None]):
         yield Readings(self.board, lines.keys, id="keys")
 
     def on_mount(self) -> None:
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = self._wanted if self._wanted in self.available_themes else FERRUM.name
+        choose_theme(self, self._wanted)
         self.query_one("#results").focus()
         # Of `kill -INT`, as Ctrl+C is a key here: asyncio's own handler would leave the benchmark running.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.action_stop)
