@@ -7,6 +7,7 @@ trained embeddings or biases, experts) is refused by name: half of one would be 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +108,17 @@ def check_fits(adapter: Adapter, places: Places) -> None:
 
 def base_note(adapter: Adapter, model_id: str) -> str | None:
     """What a user must know where an adapter says that it was made for another model."""
-    base, model = (name.rstrip("/").rpartition("/")[2].lower() for name in (adapter.form.base, model_id))
-    if not base or base in model or model in base:  # one may say how it is packed, the other may be an alias
+    base, model = map(_bare, (adapter.form.base, model_id))
+    if not base or base == model:
         return None
     return f"{adapter} says that it was made for {adapter.form.base}; this model is {model_id}"
+
+
+def _bare(model: str) -> str:
+    """A model's name without its owner, and without words that say how it is packed or that it answers chats,
+    which aliases leave away."""
+    name = model.rstrip("/").rpartition("/")[2].partition(":")[0].lower().removesuffix(".gguf")
+    return re.sub(r"[-._](\d+-?bit|bf16|fp?16|mlx|q\d\w*|gguf|it|instruct|chat)(?![a-z0-9])", "", name)
 
 
 def _tensors(file: Path, data: bytes) -> dict[str, np.ndarray]:

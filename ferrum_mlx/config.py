@@ -162,12 +162,12 @@ def _adapters(value: object) -> tuple[tuple[str, str], ...]:
             )
         if names.count(name) > 1:
             raise UsageError(f"two adapters are named {shown(name)}", "allowed: each name once")
-        if not isinstance(folder, str) or not Path(folder).is_dir():
+        if not isinstance(folder, str) or not folder or not Path(folder).expanduser().is_dir():
             raise UsageError(
                 f"there is no folder {shown(folder)} for the adapter {shown(name)}",
                 next_step="give the folder that PEFT or mlx-lm saved the adapter in",
             )
-    return tuple(pairs)
+    return tuple((name, str(Path(folder).expanduser())) for name, folder in pairs)
 
 
 def check_adapter(name: object, loaded: Sequence[str]) -> str:

@@ -36,6 +36,10 @@ _AFFINE_BITS = {
     "Q4_K": 6,
     "Q8_0": 10,
 }  # on Metal: a scale and a bias of 32 bits for 32
+# At the peak of packing a GGUF on a CPU (bench/NOTES.md), bytes a number: of a Linear layer, whose 4-bit
+# codes are kept twice with their scales, or 8-bit ones once; of the table, in float32 when it is read, then
+# in 16 bits, and in 8 as the head; of a model whose table is not known yet.
+_PACKED_BYTES, _TABLE_BYTES, _PACKED_UNSEEN = 1.125, 7, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,14 @@ class Weights:
         nbytes: in the files.
         is_gguf: a GGUF file's are unpacked when they are read, unless Metal multiplies with their codes.
         on_metal: bytes there.
+        packed: bytes at the peak of packing them on a CPU.
     """
 
     values: int
     nbytes: int
     is_gguf: bool
     on_metal: int
+    packed: int
 
     def kept(self, route: Route, free: int) -> int:
         """Bytes of memory that loading them takes at its peak, which is measured in bench/NOTES.md."""
@@ -74,10 +80,10 @@ class Weights:
             return self.on_metal
         if route == "gpu":
             return 2 * self.values
-        if self.is_gguf:  # read whole in float32, and packed then: a fraction of it is left
+        if route == "packed":
+            return self.packed
+        if self.is_gguf:
             return 4 * self.values
-        if route == "packed":  # a layer at a time, in place of what was read
-            return self.nbytes
         return 4 * self.values if 4 * self.values <= FLOAT32_SHARE * free else self.nbytes
 
 
@@ -154,7 +160,7 @@ def weights_of(path: Path, card: Card | None = None) -> Weights:
         values = int(nbytes * 8 / (bits + 0.5))  # a scale and a bias of 16 bits for 64 values
     else:
         values = sum(map(math.prod, checkpoint.stored_shapes(path).values()))
-    return Weights(card.parameters or values if card else values, nbytes, False, nbytes)
+    return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
 
 
 def route_here(backend: str = "") -> Route:
@@ -182,9 +188,13 @@ def gigabytes(count: int) -> str:
 def _of_gguf(path: Path) -> Weights:
     from ferrum_mlx.gguf import GGUFFile
 
-    sizes = [(math.prod(each.shape), each.nbytes, each.type) for each in GGUFFile(path).tensors.values()]
+    tensors = GGUFFile(path).tensors
+    sizes = [(math.prod(each.shape), each.nbytes, each.type) for each in tensors.values()]
     on_metal = sum(values * _AFFINE_BITS.get(kind, 32) // 8 for values, _, kind in sizes)
-    return Weights(sum(size[0] for size in sizes), sum(size[1] for size in sizes), True, on_metal)
+    values, nbytes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+    table = math.prod(tensors["token_embd.weight"].shape) if "token_embd.weight" in tensors else 0
+    packed = int(_PACKED_BYTES * (values - table)) + _TABLE_BYTES * table
+    return Weights(values, nbytes, True, on_metal, packed)
 
 
 def _of_files(path: Path, card: Card | None) -> Weights | None:
@@ -205,5 +215,5 @@ def _expected(name: str, backend: str) -> Weights | None:
 def _of_source(values: int, source: Source) -> Weights:
     nbytes = source.size or int(values * _STORED[source.variant])
     if source.format == "safetensors":
-        return Weights(values, nbytes, False, nbytes)
-    return Weights(values, nbytes, True, int(values * _K_QUANTS_BITS / 8))
+        return Weights(values, nbytes, False, nbytes, nbytes)
+    return Weights(values, nbytes, True, int(values * _K_QUANTS_BITS / 8), _PACKED_UNSEEN * values)

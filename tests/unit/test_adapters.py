@@ -278,14 +278,17 @@ def test_an_adapter_that_says_it_is_for_another_model_is_told(tmp_path: Path) ->
     write_peft(tmp_path, SIZES, 1, base_model_name_or_path="meta/Tiny-1B")
     adapter = read_adapter("a", tmp_path)
     assert base_note(adapter, "mlx-community/tiny-1b-4bit") is None
-    assert base_note(adapter, "tiny") is None
+    assert base_note(adapter, "tiny-1b-instruct.Q4_K_M.gguf") is None
+    assert "made for meta/Tiny-1B; this model is tiny-1b-base" in str(base_note(adapter, "tiny-1b-base"))
     assert "made for meta/Tiny-1B; this model is other" in str(base_note(adapter, "other"))
     write_peft(tmp_path, SIZES, 1, base_model_name_or_path=None)
     assert base_note(read_adapter("a", tmp_path), "other") is None
 
 
-def test_the_setting_is_checked_where_it_enters(tmp_path: Path) -> None:
+def test_the_setting_is_checked_where_it_enters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(tmp_path)
+    monkeypatch.setenv("HOME", folder)  # shells expand no ~ behind NAME=
+    assert EngineConfig(adapters=(("a", "~"),)).adapters == (("a", folder),)
     as_dict = EngineConfig(adapters={"a": tmp_path, "b-2": folder})  # type: ignore[arg-type]
     assert as_dict.adapters == (("a", folder), ("b-2", folder))
     assert as_dict.adapter_names == ("a", "b-2")
@@ -296,6 +299,7 @@ def test_the_setting_is_checked_where_it_enters(tmp_path: Path) -> None:
         ([("a b", folder)], "an adapter's name is 'a b'"),
         ([(3, folder)], "an adapter's name is 3"),
         ([("a", f"{folder}/missing")], "there is no folder"),
+        ([("a", "")], "there is no folder ''"),
         ([("a", 3)], "adapters is"),
         (7, "adapters is 7"),
         (["abc"], "adapters is ['abc']"),

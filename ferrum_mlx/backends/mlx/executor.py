@@ -123,14 +123,14 @@ class MLXExecutor(PagedExecutor):
             UnsupportedModelError: none does.
         """
         self._take_route()
-        if mx.default_device() == mx.gpu and not self._host:
-            self.speed_up(MetalAttention)
         # numpy's products on the host are computed as a step is built: there is nothing to run ahead of
         self._ahead = not self._host and not self._state_specs and self._halves.cut
         if not self._host and not self._ahead:
             self._packed.off.append(
                 "one step ahead: layers keep a state, or compute with keys and values themselves"
             )
+        if mx.default_device() == mx.gpu and not self._host:
+            self.speed_up(MetalAttention)
         if self._host and self._exact and not selfcheck.is_bitwise(self):
             self.notes.append(
                 f"--numerics exact does not hold to the bit for {self.info.model_type}: its own layers "
@@ -141,7 +141,7 @@ class MLXExecutor(PagedExecutor):
 
     def speed_up(self, make_kernel: Callable[[], MetalAttention]) -> None:
         """Attend through a kernel in the layers in which it proves right here."""
-        check = partial(selfcheck.check, self)
+        check = partial(selfcheck.check_all, self)
         reasons = switch_on(self._packed.storages, self.kv.block_size, make_kernel, check)
         self._packed.off += [f"paged kernel: {reason}" for reason in reasons]
 

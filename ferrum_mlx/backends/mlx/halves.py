@@ -10,7 +10,7 @@ So the pools that a half writes have no reader left, however many operations are
 has the next half at hand while the host builds a step or hands out tokens. MLX may say that a result is
 there a moment before it lets go of what that was read from: hence the cut at keys, a whole MLP behind the
 last read. A layer of the second half that reads a pool of the first (KV shared by layers) costs a copy,
-never a wrong result; `ferrum-mlx verify` would show it.
+never a wrong result; of decode steps `ferrum-mlx verify` would show it.
 """
 
 from __future__ import annotations

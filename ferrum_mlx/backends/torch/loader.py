@@ -20,7 +20,7 @@ from transformers.utils import logging
 from ferrum_mlx import checkpoint
 from ferrum_mlx.backends.torch import device as devices
 from ferrum_mlx.backends.torch.device import Device
-from ferrum_mlx.backends.torch.weights import placeholder
+from ferrum_mlx.backends.torch.weights import is_unread, placeholder
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.gguf_quants import QuantizedTensor
@@ -155,13 +155,15 @@ def _load_gguf(path: Path, device: Device, unread: bool) -> PreTrainedModel:
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     skeleton = _check_scale(config, gguf.shapes, path)
     linear = {f"{name}.weight" for name, module in skeleton.named_modules() if type(module) is nn.Linear}
+    later = linear.intersection(gguf.names) if unread else set()
     weights = {
-        name: placeholder(gguf.shape_of(name))
-        if unread and name in linear
-        else torch.from_numpy(gguf.read(name))
+        name: placeholder(gguf.shape_of(name)) if name in later else torch.from_numpy(gguf.read(name))
         for name in gguf.names
     }
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = _with_report(model_class, None, config=config, state_dict=weights, dtype=device.dtype)
     _check_complete(path, found)
+    for name in later:  # a placeholder that transformers has copied is no longer told from a weight
+        if not is_unread(parameter := model.get_parameter(name)):
+            parameter.data = torch.from_numpy(gguf.read(name))
     return model

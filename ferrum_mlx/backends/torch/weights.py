@@ -48,7 +48,7 @@ def placeholder(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(()).expand(shape)
 
 
-def _is_unread(weight: torch.Tensor) -> bool:
+def is_unread(weight: torch.Tensor) -> bool:
     return weight.numel() > 1 and not any(weight.stride())
 
 
@@ -271,7 +271,7 @@ def pack(model: nn.Module, stored: Stored | None = None, kind: str = "") -> tupl
         codes = None
         if stored and type(module) is nn.Linear:
             codes = None if kind else stored.codes(f"{name}.weight")
-            if _is_unread(module.weight):
+            if is_unread(module.weight):
                 module.weight = nn.Parameter(stored.values(f"{name}.weight"), requires_grad=False)
         replacement = _replacement(module, codes, kind)
         if replacement is None:

@@ -53,6 +53,10 @@ def peak(start: Start, landed: Callable[[], None]) -> tuple[int, list[float]]:
     return mx.get_peak_memory() - before, said
 
 
+def _whole(parts: Parts) -> None:
+    mx.async_eval(parts.middle, *parts.first, *parts.rest)
+
+
 @pytest.fixture(autouse=True)
 def _on_the_cpu() -> None:
     mx.set_default_device(mx.cpu)
@@ -62,10 +66,10 @@ def _on_the_cpu() -> None:
 def test_a_half_starts_when_the_half_before_last_is_done() -> None:
     halves = Halves()
     in_halves, said = peak(halves.start, halves.landed)
-    whole, same = peak(lambda parts: mx.async_eval(parts.middle, *parts.first, *parts.rest), lambda: None)
-    assert said == same
     assert in_halves < POOL / 2
-    assert whole >= POOL
+    wholes = [peak(_whole, lambda: None) for _ in range(5)]  # on a busy core a read may be over in time
+    assert [said] * 5 == [same for _, same in wholes]
+    assert max(most for most, _ in wholes) >= POOL
 
 
 def test_a_step_that_cannot_be_cut_goes_whole_and_one_after_a_failure_is_the_first() -> None:

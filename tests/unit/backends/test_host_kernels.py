@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,4 +47,10 @@ def test_a_row_rounds_alike_in_any_place_under_every_kernel() -> None:
     """OpenBLAS takes its own choice where the processor cannot run the kernels that are asked for."""
     found = {kernels: counts(kernels) for kernels in KERNELS}
     assert {kernels: ours for kernels, (ours, _) in found.items()} == dict.fromkeys(KERNELS, 0)
-    assert found["Haswell"][1] > 0  # negative control: there the other way round does not hold
+    if _has_avx2():  # negative control: there the other way round does not hold
+        assert found["Haswell"][1] > 0
+
+
+def _has_avx2() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and " avx2 " in cpuinfo.read_text()

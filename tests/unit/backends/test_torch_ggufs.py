@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch import loader
 from ferrum_mlx.backends.torch.loader import StoredGGUF, load_model
 from ferrum_mlx.backends.torch.weights import pack
 from ferrum_mlx.catalog import ResolvedModel
@@ -59,13 +60,18 @@ def test_a_gguf_is_the_checkpoint_it_was_made_of(name: str, tmp_path: Path) -> N
     assert getattr(model.config, "layer_types", None) == getattr(theirs.config, "layer_types", None)
 
 
-def test_layers_that_are_to_be_packed_are_read_one_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copied", [False, True], ids=["kept", "copied by transformers"])
+def test_layers_that_are_to_be_packed_are_read_one_at_a_time(
+    copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny.CONFIGS["llama"]
     write_gguf(tmp_path / "m.gguf", "llama", config, tiny.weights("llama", config))
     device = devices.select("cpu")
+    if copied:
+        monkeypatch.setattr(loader, "placeholder", torch.zeros)
     unread, _ = load_model(resolved(tmp_path / "m.gguf"), device, as_stored=True)
     down = "model.layers.1.mlp.down_proj.weight"
-    assert unread.get_parameter(down).untyped_storage().nbytes() == 4
+    assert (unread.get_parameter(down).untyped_storage().nbytes() == 4) is not copied
     whole = load(tmp_path / "m.gguf")
     for model in (unread, whole):
         pack(model, StoredGGUF(tmp_path / "m.gguf"))
