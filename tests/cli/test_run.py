@@ -18,7 +18,7 @@ Refused = Callable[..., str]
 FAKE = ("run", "--backend", "fake", "--max-tokens", "12")
 KEYS = [
     *("text", "thinking", "token_ids", "finish_reason", "error", "usage", "timings", "model"),
-    *("backend", "backend_reason", "device", "weights", "weights_quality"),
+    *("backend", "backend_reason", "device", "weights", "weights_quality", "kv_dtype"),
 ]
 
 

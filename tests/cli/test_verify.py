@@ -39,7 +39,7 @@ def test_a_table_on_stdout_and_progress_on_stderr(ferrum: Run) -> None:
     assert said[0].startswith("fake on fake, none (asked for by --backend: no model, scripted text)")
     assert "the plain run: each prompt alone" in said
     assert f"1 of {len(lines)}: paged = dense" in said
-    assert said[-1].startswith("0 faults, 8 checks hold, 4 did not run; numerics fast, 10 prompts × 8 tokens")
+    assert said[-1].startswith("0 faults, 8 checks hold, 5 did not run; numerics fast, 10 prompts × 8 tokens")
 
 
 def test_one_object(ferrum: Run) -> None:
@@ -174,6 +174,7 @@ def test_the_default_model(smollm2: ResolvedModel, numerics: str) -> None:
         "speculation = plain": same_route,
         "seed alone = beside others": same_route,
         "logprobs = the logits'": "consistent",
+        "adapters together = dense": "not applicable",
         "quantized KV = the model's": "not applicable",
         "no pool is copied": "not applicable",
     }
