@@ -139,8 +139,7 @@ def _refuse_beside_kernels(context: click.Context) -> None:
     given = [
         _name(param, context.params[param.name])
         for param in context.command.params
-        if param.name in context.params
-        and param.name not in _BESIDE_KERNELS
+        if param.name not in _BESIDE_KERNELS
         and context.get_parameter_source(param.name) not in (None, ParameterSource.DEFAULT)
     ]
     if given:

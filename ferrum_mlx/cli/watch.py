@@ -134,7 +134,7 @@ class Watched:
             click.echo(self._report)
         for what in self._below:
             say(what)
-        if self._killed or (self._ended is None and self._asked_to_stop):  # it was still being imported
+        if self._killed or (self._ended is None and self._asked_to_stop):  # so early that it could not say so
             raise KeyboardInterrupt
         if self._ended is None:
             raise self._obituary()
@@ -219,7 +219,7 @@ class _Parent:
         self.send(Said(what))
 
     def report(self, text: str) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is measured, and what follows is to be read
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is measured, and what follows not to be cut
         self.send(Reported(text))
 
 
