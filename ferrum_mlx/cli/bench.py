@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ferrum_mlx.cli.narrate import introduce, say
 from ferrum_mlx.cli.options import chosen_adapter, engine_config, engine_options, use_adapter_option
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ferrum_mlx.config import EngineConfig
 
 _FORMATS = ("md", "json", "csv")
+_BESIDE_KERNELS = {"kernels", "reps", "form", "as_json", "device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +115,56 @@ def bench(
     --watch shows all that on the screen, drawn between runs only; q or Ctrl+C stops, with the report of
     what was measured.
     """
-    config = engine_config(options, model_argument)
+    context = click.get_current_context()
     form = "json" if as_json else form
     if kernels:
-        if pp or tg or workload or vs or plot or watch or config.adapters:
-            raise UsageError(
-                "--kernels beside --pp, --tg, --workload, --vs, --plot, --watch or --adapter",
-                "allowed: --reps, --format and --json, since no model runs",
-            )
-        _run_kernels(config, reps, form)
+        _refuse_beside_kernels(context)
+        _run_kernels(options["device"] or "", reps, form)
         return
-
-    from ferrum_mlx.bench import plot as plots
-    from ferrum_mlx.bench.peers import check_names
-
+    config = engine_config(options, model_argument)
     asked = Asked(
         *(config, pp, tg, depth, batch, _names(workload), _names(vs), reps, seed),
         *(form, plot, chosen_adapter(config, use_adapter)),
     )
-    _cases(asked)
-    check_names(asked.vs)
-    if plot:
-        plots.check(plot)
+    _check(asked)
     if watch:
         from ferrum_mlx.cli.watch import watch as show
 
-        click.get_current_context().exit(show(asked))
-    click.get_current_context().exit(1 if run(asked) else 0)
+        context.exit(show(asked))
+    context.exit(1 if run(asked) else 0)
+
+
+def _refuse_beside_kernels(context: click.Context) -> None:
+    """Raises UsageError for what was given and has no meaning where no model runs."""
+    given = [
+        _name(param, context.params[param.name])
+        for param in context.command.params
+        if param.name not in _BESIDE_KERNELS
+        and context.get_parameter_source(param.name) not in (None, ParameterSource.DEFAULT)
+    ]
+    if given:
+        raise UsageError(
+            f"--kernels beside {', '.join(given)}",
+            "allowed: --reps, --format, --json and --device, since no model runs",
+        )
+
+
+def _name(param: click.Parameter, value: object) -> str:
+    """As it was given, but for short ones."""
+    if isinstance(param, click.Argument):
+        return "MODEL"
+    return max(param.secondary_opts if value is False else param.opts, key=len)
+
+
+def _check(asked: Asked) -> None:
+    """Raises UsageError for what cannot be, before anything is loaded."""
+    from ferrum_mlx.bench import plot
+    from ferrum_mlx.bench.peers import check_names
+
+    _cases(asked)
+    check_names(asked.vs)
+    if asked.plot:
+        plot.check(asked.plot)
 
 
 def _cases(asked: Asked) -> list[Case]:
@@ -182,27 +207,9 @@ def run(
     """
     from ferrum_mlx.bench.plot import draw
     from ferrum_mlx.bench.progress import untold
-    from ferrum_mlx.bench.session import benchmark, fitting
-    from ferrum_mlx.build import build_subject
 
     cases = _cases(asked)
-    config = fitting(asked.config, cases)
-    subject = build_subject(config, say)
-    try:
-        introduce(subject.engine.ready())
-        report = benchmark(
-            subject,
-            config,
-            cases,
-            vs=asked.vs,
-            reps=asked.reps,
-            seed=asked.seed,
-            say=say,
-            tell=tell or untold,
-            adapter=asked.adapter,
-        )
-    finally:
-        subject.engine.shutdown()
+    report = _measured(asked, cases, say, tell or untold)
     if report.complete or report.lines:
         show(_text(report, asked.form))
         if asked.plot:
@@ -215,11 +222,34 @@ def run(
     return bool(report.results.faults)
 
 
-def _run_kernels(config: EngineConfig, reps: int, form: str) -> None:
+def _measured(asked: Asked, cases: list[Case], say: Callable[[str], None], tell: Tell) -> Report:
+    from ferrum_mlx.bench.session import benchmark, fitting
+    from ferrum_mlx.build import build_subject
+
+    config = fitting(asked.config, cases)
+    subject = build_subject(config, say)
+    try:
+        introduce(subject.engine.ready())
+        return benchmark(
+            subject,
+            config,
+            cases,
+            vs=asked.vs,
+            reps=asked.reps,
+            seed=asked.seed,
+            say=say,
+            tell=tell,
+            adapter=asked.adapter,
+        )
+    finally:
+        subject.engine.shutdown()
+
+
+def _run_kernels(device: str, reps: int, form: str) -> None:
     """Raises KeyboardInterrupt after the report of what was measured until then."""
     from ferrum_mlx.bench.kernels import on_this_mac
 
-    report = on_this_mac(config.device, reps, say)
+    report = on_this_mac(device, reps, say)
     click.echo(_text(report, form))
     if not report.complete:
         raise KeyboardInterrupt

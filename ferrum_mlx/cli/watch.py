@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
@@ -50,7 +52,6 @@ def watch(asked: bench.Asked) -> int:
     settings, notes = user_settings.load()
     for note in notes:
         say_note(note)
-    os.environ.setdefault("ESCDELAY", "25")  # as in the chat
     from ferrum_tui.bench.app import WatchApp
     from ferrum_tui.hangup import end_with_terminal
 
@@ -58,6 +59,8 @@ def watch(asked: bench.Asked) -> int:
     with Watched(asked) as child:
         app = WatchApp(child, settings.theme)
         app.run(mouse=False)  # a mouse that moves is worth no redraw; the terminal still selects and scrolls
+        for note in app.notes:
+            say_note(note)
         return app.return_code or child.finish()
 
 
@@ -75,6 +78,7 @@ class Watched:
         self._report: str | None = None
         self._below: list[str] = []  # the report
         self._ended: Ended | None = None
+        self._asked_to_stop = False
         self._killed = False
 
     @property
@@ -82,15 +86,19 @@ class Watched:
         return self._process.pid
 
     def events(self) -> Iterator[Event]:
-        """What it tells, up to its end, waiting for each; then `finish` may be called."""
-        try:
+        """What it tells, up to its end, waiting for each; then `finish` may be called.
+
+        A message that is broken is the end, too: where the next one begins is not known any more.
+        """
+        with contextlib.suppress(OSError):  # the child is gone
             self._pipe.send(self._asked)
-            while True:
+        while True:
+            try:
                 event: Event = self._pipe.recv()
-                self._keep(event)
-                yield event
-        except (EOFError, OSError):
-            return
+            except Exception:  # unpickling raises what it likes
+                return
+            self._keep(event)
+            yield event
 
     def _keep(self, event: Event) -> None:
         match event:
@@ -101,13 +109,14 @@ class Watched:
             case Ended():
                 self._ended = event
 
-    def drawn(self) -> None:
-        """The run that has begun may go on: nothing is drawn any more."""
+    def drawn(self, begun: Begun) -> None:
+        """That run may go on: nothing is drawn any more."""
         with contextlib.suppress(OSError):  # the child is gone
-            self._pipe.send(None)
+            self._pipe.send(begun)
 
     def interrupt(self) -> None:
         """As Ctrl+C does where the command has the terminal: to it and to what it has started."""
+        self._asked_to_stop = True
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -125,7 +134,7 @@ class Watched:
             click.echo(self._report)
         for what in self._below:
             say(what)
-        if self._killed:
+        if self._killed or (self._ended is None and self._asked_to_stop):  # so early that it could not say so
             raise KeyboardInterrupt
         if self._ended is None:
             raise self._obituary()
@@ -155,43 +164,76 @@ class Watched:
         self._log.close()
 
 
+class _Parent:
+    """What the child has of its parent: its end of the socket, and Ctrl+C.
+
+    `interrupted` is the handler of SIGINT. A message goes out whole: Ctrl+C waits until it has.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._sending = self._waiting = False
+        self._drawn: SimpleQueue[Begun] = SimpleQueue()
+
+    def interrupted(self, *_: object) -> None:
+        if not self._sending:
+            raise KeyboardInterrupt
+        self._waiting = True
+
+    def asks(self) -> bench.Asked:
+        asked: bench.Asked = self._pipe.recv()
+        threading.Thread(target=self._listen, daemon=True).start()
+        return asked
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                self._drawn.put(self._pipe.recv())
+            except (EOFError, OSError):
+                os._exit(1)  # the parent is gone: nobody is left to tell
+
+    def send(self, event: Event) -> None:
+        self._sending = True
+        try:
+            self._pipe.send(event)
+        finally:
+            self._sending = False
+        if self._waiting:
+            self._waiting = False
+            raise KeyboardInterrupt
+
+    def tell(self, event: Told) -> None:
+        self.send(event)
+        if isinstance(event, Begun):
+            self._wait(event)
+
+    def _wait(self, begun: Begun) -> None:
+        """Until it is drawn. What comes late, of a run before, does not count."""
+        until = time.monotonic() + _DRAWING
+        with contextlib.suppress(Empty):
+            while self._drawn.get(timeout=max(0.0, until - time.monotonic())) != begun:
+                pass
+
+    def narrate(self, what: str) -> None:
+        say(what)  # into the log: the last words of a process that dies
+        self.send(Said(what))
+
+    def report(self, text: str) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is measured, and what follows not to be cut
+        self.send(Reported(text))
+
+
 def child() -> None:
     """The main function of the child; its argument is its end of the socket."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent has made of it
-    pipe = Connection(int(sys.argv[1]))
-    asked: bench.Asked = pipe.recv()
-    drawn = threading.Event()
-    threading.Thread(target=_listen, args=(pipe, drawn), daemon=True).start()
-
-    def tell(event: Told) -> None:
-        drawn.clear()
-        pipe.send(event)
-        if isinstance(event, Begun):
-            drawn.wait(_DRAWING)
-
-    def narrate(what: str) -> None:
-        say(what)  # into the log: the last words of a process that dies
-        pipe.send(Said(what))
-
-    def report(text: str) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is measured, and the report not to be cut in two
-        pipe.send(Reported(text))
-
+    parent = _Parent(Connection(int(sys.argv[1])))
     try:
-        ended = Ended(1 if bench.run(asked, narrate, tell, report) else 0)
+        signal.signal(signal.SIGINT, parent.interrupted)  # whatever the parent has made of it
+        ended = Ended(1 if bench.run(parent.asks(), parent.narrate, parent.tell, parent.report) else 0)
     except KeyboardInterrupt:
         ended = Ended(130)
     except FerrumError as error:
         ended = Ended(error.exit_code, error)
-    pipe.send(ended)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent.send(ended)
     if ended.code == 130:
         os._exit(0)  # see main: an interpreter that shuts down while an engine loads aborts
-
-
-def _listen(pipe: Connection, drawn: threading.Event) -> None:
-    while True:
-        try:
-            pipe.recv()
-        except (EOFError, OSError):
-            os._exit(1)  # the parent is gone: nobody is left to tell
-        drawn.set()

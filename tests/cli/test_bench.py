@@ -113,6 +113,41 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
     assert said in str(caught.value)
 
 
+REFUSED_BESIDE_KERNELS = {
+    ("some-model",): "MODEL",
+    ("-m", "some-model"): "--model",
+    ("--watch",): "--watch",
+    ("--depth", "0"): "--depth",  # also where it is what the default is
+    ("--backend", "torch", "--kv-bits", "8"): "--backend, --kv-bits",
+    ("--adapter", "a=b", "--use-adapter", "a"): "--adapter, --use-adapter",
+    ("--seed", "0", "--batch", "2"): "--batch, --seed",
+    ("--no-prefix-cache",): "--no-prefix-cache",
+    ("--prefix-cache",): "--prefix-cache",
+}
+
+
+@pytest.mark.parametrize(("args", "named"), REFUSED_BESIDE_KERNELS.items())
+def test_what_has_no_meaning_beside_kernels_is_refused_by_name(
+    args: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrum_mlx.cli.bench._run_kernels", lambda *args: pytest.fail("it ran"))
+    with pytest.raises(UsageError) as caught:
+        cli.main(["bench", "--kernels", "--reps", "2", *args], standalone_mode=False)
+    assert {said.removesuffix(",") for said in caught.value.what.split()[2:]} == set(named.split(", "))
+    assert caught.value.what.startswith("--kernels beside ")
+
+
+@pytest.mark.parametrize(("form", "asked"), [(["--format", "csv"], "csv"), (["--json"], "json")])
+def test_what_has_a_meaning_beside_kernels(
+    form: list[str], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr("ferrum_mlx.cli.bench._run_kernels", lambda *args: ran.append(args))
+    for more, called in (((), ("", 5, asked)), (("--reps", "2", "--device", "gpu"), ("gpu", 2, asked))):
+        cli.main(["bench", "--kernels", *form, *more], standalone_mode=False)
+        assert ran.pop() == called
+
+
 def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ferrum_mlx", *SMALL, "--reps", "100000", "--json"]
     process = subprocess.Popen(

@@ -7,13 +7,16 @@ import os
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ferrum_mlx.bench.progress import Begun, Ended, Event, Kept, Planned, Reported, Said
+from ferrum_mlx.chat.settings import settings_file
 from ferrum_mlx.cli.bench import Asked
 from ferrum_mlx.cli.watch import Watched
 from ferrum_mlx.config import EngineConfig
@@ -48,11 +51,15 @@ def test_the_screen_then_the_report_into_a_file(tmp_path: Path) -> None:
 
 
 def test_q_ends_with_the_report_of_what_there_is() -> None:
+    settings = settings_file()
+    settings.parent.mkdir()
+    settings.write_text('theme = "rust"')
     with PseudoTerminal([*FAKE, "--reps", "100000", "--watch"]) as terminal:
         terminal.wait_for("3 of 100000")
         terminal.send("q")
         assert terminal.end() == 130
     screen, _, after = terminal.output.rpartition("\x1b[?1049l")
+    assert "note: the settings name 'rust', which is no theme; allowed: " in after
     assert "interrupted: what was measured until then" in after
     assert "| tg4  | ferrum-mlx" in after
     assert "| tg4" not in screen
@@ -82,22 +89,21 @@ def test_a_terminal_that_goes_away_ends_the_benchmark() -> None:
     assert psutil.wait_procs([child], timeout=30)[1] == []
 
 
-Make = Callable[[str], Watched]
+Make = Callable[..., Watched]
+OPENING = "pipe = Connection(int(sys.argv[1]))\nasked = pipe.recv()\n"
 
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes a benchmark of the lines of a function that has `pipe` and `asked`."""
+    """Makes a benchmark of the lines of a function, which has `pipe` and `asked` by then, or `opening`."""
     monkeypatch.syspath_prepend(str(tmp_path))
     made: list[Watched] = []
 
-    def make(lines: str) -> Watched:
+    def make(lines: str, opening: str = OPENING) -> Watched:
         (tmp_path / "a_child.py").write_text(
             "import os, signal, sys, time\n"
             "from multiprocessing.connection import Connection\n"
-            "def main():\n"
-            "    pipe = Connection(int(sys.argv[1]))\n"
-            "    asked = pipe.recv()\n" + textwrap.indent(textwrap.dedent(lines), "    ")
+            "def main():\n" + textwrap.indent(opening + textwrap.dedent(lines), "    ")
         )
         made.append(Watched(ASKED, "a_child:main"))
         return made[-1]
@@ -115,8 +121,9 @@ def test_events_come_as_they_were_told_and_the_command_s_words_after_them(
         for event in watched.events():
             events.append(event)
             if isinstance(event, Begun):
+                watched.drawn(replace(event, rep=event.rep + 1))  # as one that comes late, of another run
                 assert not watched._pipe.poll(0.1)  # a run of the fake takes less, if it does not wait
-                watched.drawn()
+                watched.drawn(event)
         assert watched.finish() == 0
     kinds = [type(event) for event in events if not isinstance(event, Said)]
     assert kinds[:2] == [Ready, Planned]
@@ -192,3 +199,64 @@ def test_one_that_does_not_stop_is_killed(child: Make) -> None:
     assert list(events) == []
     with pytest.raises(KeyboardInterrupt):
         watched.finish()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.6, 1.5])
+def test_an_interruption_is_one_however_early(delay: float) -> None:
+    with Watched(replace(ASKED, reps=100000)) as watched:
+        time.sleep(delay)
+        watched.interrupt()
+        list(watched.events())
+        with pytest.raises(KeyboardInterrupt):
+            watched.finish()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_one_that_dies_of_sigint_was_interrupted_if_that_was_asked(child: Make, asked: bool) -> None:
+    watched = child("while True: time.sleep(1)", "signal.signal(signal.SIGINT, signal.SIG_DFL)\n")
+    if asked:
+        watched.interrupt()
+    else:
+        watched._signal(signal.SIGINT)
+    assert list(watched.events()) == []
+    with pytest.raises(KeyboardInterrupt if asked else FerrumError) as caught:
+        watched.finish()
+    assert asked or "killed by signal 2" in str(caught.value)
+
+
+def test_sigint_while_the_child_hears_what_is_asked(child: Make) -> None:
+    watched = child(
+        """
+        class Interrupted(Connection):
+            def recv(self):
+                signal.raise_signal(signal.SIGINT)
+                return super().recv()
+        watch.Connection = Interrupted
+        watch.child()
+        """,
+        "from ferrum_mlx.cli import watch\n",
+    )
+    assert list(watched.events()) == [Ended(130)]
+
+
+def test_sigint_in_the_middle_of_a_message_leaves_it_whole(child: Make) -> None:
+    watched = child(
+        """
+        class Interrupted(Connection):
+            def _send(self, data):
+                super()._send(data[:7])
+                signal.raise_signal(signal.SIGINT)
+                super()._send(data[7:])
+        watch.Connection = Interrupted
+        watch.child()
+        """,
+        "from ferrum_mlx.cli import watch\n",
+    )
+    first, *_, last = watched.events()
+    assert (type(first), last) == (Ready, Ended(130))
+
+
+@pytest.mark.parametrize("message", [b"broken", b"\x80broken", b"cos\nno_such_name\n."])
+def test_a_broken_message_is_the_end(child: Make, message: bytes) -> None:
+    watched = child(f"pipe.send_bytes({message!r}); pipe.send(0)")
+    assert list(watched.events()) == []

@@ -82,7 +82,7 @@ class Source:
         while (event := self._events.get()) is not None:
             yield event
 
-    def drawn(self) -> None:
+    def drawn(self, begun: Begun) -> None:
         pass
 
     def interrupt(self) -> None:

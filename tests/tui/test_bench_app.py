@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 
-from ferrum_mlx.bench.progress import Begun, Said
+from ferrum_mlx.bench.progress import Begun, Event, Said
 from ferrum_tui.bench.app import WatchApp
 from ferrum_tui.engine.readings import Readings
 
@@ -50,15 +52,15 @@ async def test_a_run_goes_on_when_the_screen_has_been_drawn_and_not_before(
         display(self, *args)
 
     monkeypatch.setattr(WatchApp, "_display", painted)
-    monkeypatch.setattr(source, "drawn", lambda: log.append("goes on"))
+    monkeypatch.setattr(source, "drawn", lambda begun: log.append(f"{begun.rep} goes on"))
     async with watching(source).run_test(size=(80, 24)) as pilot:
         await shows(pilot, "… a warm-up")
         await pilot.pause(0.2)
-        assert "goes on" not in log
+        assert not any("goes on" in what for what in log)
         log.clear()
         source.tell(Begun(TG, 1))
-        await until(pilot, lambda: "goes on" in log)
-        assert "painted" in log[: log.index("goes on")]
+        await until(pilot, lambda: "1 goes on" in log)
+        assert "painted" in log[: log.index("1 goes on")]
         assert "▶ tg128 × 2, ferrum-mlx" in screen(pilot.app)
 
 
@@ -121,3 +123,25 @@ async def test_nothing_is_drawn_or_set_to_wake_while_nothing_is_told(monkeypatch
         source.tell(Said("something"))  # that it would have been counted
         await shows(pilot, "… something")
         assert drawn > settled
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_events_that_break_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source()
+
+    def broken() -> Iterator[Event]:
+        yield Said("before")
+        raise UnpicklingError("broken")
+
+    monkeypatch.setattr(source, "events", broken)
+    async with watching(source).run_test() as pilot:
+        await until(pilot, lambda: not pilot.app.is_running)
+
+
+@pytest.mark.parametrize(("theme", "notes"), [("ferrum-light", 0), ("rust[/0]", 1)])
+async def test_a_theme_that_there_is_not_is_a_note_for_later(theme: str, notes: int) -> None:
+    app = watching(Source(), theme)
+    async with app.run_test():
+        assert app.theme == (theme if not notes else "ferrum")
+    assert len(app.notes) == notes
+    assert all("'rust[/0]', which is no theme; allowed: " in note for note in app.notes)

@@ -37,8 +37,8 @@ class Source(Protocol):
         """Up to its end; waits for each."""
         ...
 
-    def drawn(self) -> None:
-        """The run that has begun is on the screen."""
+    def drawn(self, begun: Begun) -> None:
+        """That run is on the screen."""
         ...
 
     def interrupt(self) -> None:
@@ -73,6 +73,9 @@ class WatchApp(App[None]):
 
     Args:
         theme: of the user's settings; "" is our own.
+
+    Attributes:
+        notes: what the user must know of it, once the screen has gone.
     """
 
     CSS_PATH: ClassVar[list[str | PurePath]] = ["../css/bench.tcss"]
@@ -86,6 +89,7 @@ class WatchApp(App[None]):
         super().__init__(driver_class=_Driver)
         self.animation_level = "none"
         self.board = Board()
+        self.notes: tuple[str, ...] = ()
         self._source, self._wanted = source, theme
 
     def compose(self) -> ComposeResult:
@@ -96,7 +100,7 @@ class WatchApp(App[None]):
         yield Readings(self.board, lines.keys, id="keys")
 
     def on_mount(self) -> None:
-        choose_theme(self, self._wanted)
+        self.notes = choose_theme(self, self._wanted)
         self.query_one("#results").focus()
         # Of `kill -INT`, as Ctrl+C is a key here: asyncio's own handler would leave the benchmark running.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.action_stop)
@@ -106,14 +110,16 @@ class WatchApp(App[None]):
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     def _listen(self) -> None:
-        for event in self._source.events():
-            self.post_message(Came(event))
-        self.post_message(Over())
+        try:
+            for event in self._source.events():
+                self.post_message(Came(event))
+        finally:
+            self.post_message(Over())  # a screen that hears nothing any more would stay for ever
 
     def on_came(self, message: Came) -> None:
         self.board.take(message.event)
         if isinstance(message.event, Begun):
-            self.call_after_refresh(self._source.drawn)
+            self.call_after_refresh(self._source.drawn, message.event)
 
     def on_over(self) -> None:
         self.exit()
