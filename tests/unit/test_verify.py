@@ -103,6 +103,8 @@ def test_quantized_kv_has_a_bound_and_all_else_is_equal(backend: str, bits: int)
     found = row(report, "quantized KV = the model's")
     assert found.outcome == "within its bound", found.detail
     assert f"with int{bits}" in found.detail
+    share = {8: "5%", 4: "20%"}[bits]
+    assert f"int{bits} KV: logits may be {share} of the largest apart" in row(report, "paged = dense").detail
     assert report.num_faults == 0
     by_shape = backend == "mlx"  # its kernels round a row by its company
     allowed = {"exact", "equal ids", "rounding"} if by_shape else {"exact"}
