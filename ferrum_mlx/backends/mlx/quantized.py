@@ -82,7 +82,7 @@ class QuantizedStorage(PoolStorage):
         return int(self.keys.nbytes + self.values.nbytes)
 
     def pool_bytes(self) -> list[int]:
-        """Of codes alone: a step may copy them, and leave scales and biases, which are written alike."""
+        """Of the codes, which might be copied alone; the rest is written alike, and too small to tell."""
         return [self.keys.codes.nbytes, self.values.codes.nbytes]
 
     def arrays(self) -> list[mx.array]:
