@@ -3,9 +3,16 @@
 Two sequences share steps, one of them in two chunks, and end as decode rows beside each other; their
 logits are compared with the model's own on each sequence alone. A model that fails is refused: no
 architecture is trusted by its name.
+
+Pools that keep fewer bits round too coarsely to tell a wrong window or a lost sink. So the model is first
+checked over small pools of its own dtype, which stand in for them, and then the pools by themselves.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,24 +25,51 @@ from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.model_info import ModelInfo
 
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1])
+SLOTS, SIZES = np.array([2, 7, 1, 8]), np.array([1.0, 4.0, 16.0, 64.0])  # of a pool's own check: rows
 
 
-def check_all(executor: PagedExecutor) -> None:
-    """`check`, and again for each LoRA adapter, with one sequence through it and one through none."""
-    for adapter in ("", *executor.adapter_names):
+class QuantizedPool(Protocol):
+    """K or V of one layer in fewer bits, [slots, heads, head_dim]."""
+
+    def whole(self, num_slots: int) -> Any:
+        """What can stand in its place, with so many slots, and keeps every bit."""
+        ...
+
+    def read_back(self, slots: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Write float32 rows, [n, heads, head_dim], to slots: what is read then, and the rows rounded."""
+        ...
+
+
+def check_all(executor: PagedExecutor, storages: Sequence[Any]) -> None:
+    """`check`, and again for each LoRA adapter, with one sequence through it and one through none.
+
+    Args:
+        storages: of all layers, each with its pools as `keys` and `values`; those are QuantizedPools where
+            the executor keeps fewer bits.
+    """
+    adapters = ["", *executor.adapter_names]
+    if executor.info.kv_dtype:
+        with _whole_kv(executor, storages):
+            for adapter in adapters:
+                check(executor, adapter, exact_kv=True)
+        for storage in storages:
+            for pool in (storage.keys, storage.values):
+                _check_pool(executor.info, pool)
+    for adapter in adapters:
         check(executor, adapter)
 
 
-def check(executor: ModelExecutor, adapter: str = "") -> None:
+def check(executor: ModelExecutor, adapter: str = "", *, exact_kv: bool = False) -> None:
     """Raises UnsupportedModelError when the paged logits are not the model's own.
 
     Args:
         adapter: that the longer sequence goes through.
+        exact_kv: every bit of K and V is kept.
     """
     model_type = executor.info.model_type
     prompts = [[token % executor.info.vocab_size for token in prompt] for prompt in PROMPTS]
     adapters = [adapter, ""]
-    expected = [_alone(executor, *pair) for pair in zip(prompts, adapters, strict=True)]
+    expected = [_alone(executor, *pair, exact_kv) for pair in zip(prompts, adapters, strict=True)]
     caches: list[int] = []
     try:
         results = _run(executor, prompts, adapters, caches)
@@ -52,14 +86,47 @@ def check(executor: ModelExecutor, adapter: str = "") -> None:
         for cache_id in caches:
             executor.release_cache(cache_id)
     for want, got in zip(expected, results, strict=True):
-        _compare(executor.info, want, got.logits)
+        _compare(executor.info, want, got.logits, exact_kv)
 
 
-def _alone(executor: ModelExecutor, prompt: list[int], adapter: str) -> np.ndarray:
+@contextmanager
+def _whole_kv(executor: PagedExecutor, storages: Sequence[Any]) -> Iterator[None]:
+    """Every bit of K and V is kept, in pools that hold no more than a check's sequences."""
+    kv, pools = executor.kv, [(storage.keys, storage.values) for storage in storages]
+    num_blocks = sum(-(-len(prompt) // kv.block_size) for prompt in PROMPTS)
+    num_slots = (num_blocks + 1) * kv.block_size  # block 0 is the null block
+    executor.kv = kv.of_size(num_blocks)
+    for storage in storages:
+        storage.keys, storage.values = (pool.whole(num_slots) for pool in (storage.keys, storage.values))
+    try:
+        yield
+    finally:
+        executor.kv = kv
+        for storage, (keys, values) in zip(storages, pools, strict=True):
+            storage.keys, storage.values = keys, values
+
+
+def _check_pool(info: ModelInfo, pool: Any) -> None:
+    """Raises UnsupportedModelError when a pool does not give back what was written, rounded."""
+    _, heads, head_dim = pool.shape
+    if not heads * head_dim:
+        return  # keys alone are kept
+    # slots out of order, and no two rows of a size
+    rows = np.random.default_rng(0).standard_normal((len(SLOTS), heads, head_dim)) * SIZES[:, None, None]
+    got, want = pool.read_back(SLOTS, rows.astype(np.float32))
+    apart = float((np.abs(got - want).max(axis=(1, 2)) / SIZES).max())
+    if not apart <= nearties.tolerance(info.dtype):  # also refuses NaN
+        raise UnsupportedModelError(
+            f"KV in {info.kv_dtype} does not give back what {info.model_type} writes: off by {apart:.3g}",
+            next_step="leave --kv-bits away",
+        )
+
+
+def _alone(executor: ModelExecutor, prompt: list[int], adapter: str, exact_kv: bool) -> np.ndarray:
     """[vocab]: the last token's logits by the model itself."""
     info = executor.info
     try:
-        logits: np.ndarray = executor.forward(prompt, adapter=adapter)[-1]
+        logits: np.ndarray = executor.forward(prompt, adapter=adapter, exact_kv=exact_kv)[-1]
     except Exception as error:  # a kernel may want another device
         raise UnsupportedModelError(f"{info.model_type} does not run here: {one_line(error)}") from error
     if not _is_sound(logits):
@@ -124,14 +191,15 @@ def _final(cache_id: int, prompt: list[int], start: int) -> UnifiedItem:
     )
 
 
-def _compare(info: ModelInfo, want: np.ndarray, got: np.ndarray | None) -> None:
+def _compare(info: ModelInfo, want: np.ndarray, got: np.ndarray | None, exact_kv: bool) -> None:
     assert got is not None
     apart = want != got[-1]  # False for what is banned on both sides
     largest = float(np.abs(want[np.isfinite(want)]).max())
     difference = float(np.abs(want[apart] - got[-1][apart]).max(initial=0))
     packed = info.computes_in  # prompts are short: both sides take the same products
     tolerance = nearties.SAME_PRODUCTS if packed else nearties.tolerance(info.dtype)
-    tolerance = max(tolerance, nearties.tolerance(info.kv_dtype))
+    if info.kv_dtype and not exact_kv:
+        tolerance = max(tolerance, nearties.tolerance(info.kv_dtype))
     if not difference <= tolerance * max(1.0, largest):  # also refuses NaN
         raise UnsupportedModelError(
             f"{info.model_type} is not exact through paged attention: logits up to {largest:.3g} differ by "

@@ -21,6 +21,7 @@ import click
 import numpy as np
 
 from ferrum_mlx.verify.compare import log_softmax
+from ferrum_mlx.verify.likelihood import ROWS, nll
 from ferrum_mlx.verify.texts import PROSE
 
 if TYPE_CHECKING:
@@ -49,17 +50,13 @@ class Quality:
 
 def quality(ours: np.ndarray, reference: np.ndarray, ids: Sequence[int]) -> Quality:
     """Logits [n, vocab] float32 each, of which row i is about ids[i + 1]; the last row is about nothing."""
-    rows, targets = np.arange(len(ids) - 1), np.asarray(ids[1:])
-    sums = np.zeros(3)
-    agreed = 0
-    for start in range(0, len(rows), 64):  # float64 copies of it all would be large
-        part = slice(start, min(start + 64, len(rows)))
-        q, p = log_softmax(ours[:-1][part]), log_softmax(reference[:-1][part])
-        own = np.arange(len(q)), targets[part]
-        sums += -q[own].sum(), -p[own].sum(), (np.exp(p) * (p - q)).sum()
+    count, kl, agreed = len(ids) - 1, 0.0, 0
+    for start in range(0, count, ROWS):
+        q, p = (log_softmax(logits[:count][start : start + ROWS]) for logits in (ours, reference))
+        kl += float((np.exp(p) * (p - q)).sum())
         agreed += int((q.argmax(-1) == p.argmax(-1)).sum())
-    nll, reference_nll, kl = sums / len(rows)
-    return Quality(float(nll), float(nll / reference_nll - 1), float(kl), agreed / len(rows))
+    own = nll(ours, ids)
+    return Quality(own, own / nll(reference, ids) - 1, kl / count, agreed / count)
 
 
 @click.command(help="NLL, KL, top-1 agreement and speed of packed weights against float32 on this CPU.")

@@ -63,7 +63,7 @@ _ENGINE = (
         "--kv-bits",
         type=click.Choice([str(bits) for bits in KV_BITS]),
         default=None,
-        help="Of a number in KV blocks, 4 on mlx alone; default: the model's own dtype.",
+        help="Bits a number in KV blocks; 4 on mlx alone. Default: the model's own dtype.",
     ),
     click.option(
         "--max-model-len",

@@ -52,7 +52,7 @@ class KVManager:
         self.max_tokens = min(full, default=sys.maxsize // block_size) * block_size
         self.capacity = CapacityVersion()
         self.tokens_held = self.max_tokens if full else 0  # by all sequences, as far as it has a bound
-        self._max_step_tokens = max_step_tokens
+        self._max_step_tokens, self._copy_state = max_step_tokens, copy_state
         self._pools = [BlockPool(count) for count in num_blocks]
         self._states = StateSlots(num_states, copy_state) if copy_state else None
         self.prefix = PrefixCache(
@@ -60,6 +60,19 @@ class KVManager:
         )
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 1
+
+    def of_size(self, num_blocks: int) -> KVManager:
+        """An empty one of the same groups, with so many blocks each, and as many states as it has."""
+        num_states = self._states.pool.num_blocks if self._states else 0
+        return KVManager(
+            self.groups,
+            [num_blocks] * len(self.groups),
+            self.block_size,
+            self._max_step_tokens,
+            prefix_cache=False,
+            num_states=num_states,
+            copy_state=self._copy_state,
+        )
 
     # Sequences
 

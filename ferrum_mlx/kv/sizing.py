@@ -73,7 +73,7 @@ def plan_pools(
         return PoolPlan(tuple(blocks), num_states, ())
     note = (
         f"the KV pool holds {held * config.block_size:,} tokens, fewer than the context of {max_model_len:,}"
-        f"; --kv-memory takes more{'' if config.kv_bits else ', --kv-bits 8 less a token'}"
+        f"; --kv-memory gives it more memory{'' if config.kv_bits else ', --kv-bits 8 makes a token smaller'}"
     )
     return PoolPlan(tuple(blocks), num_states, (note,))
 

@@ -44,7 +44,15 @@ class Baseline:
     def dtype(self) -> str:
         return self.subject.executor.info.rounding
 
+    @property
+    def allowed(self) -> str:
+        """What a user must know of the limit that differences are held to."""
+        if self.dtype != self.subject.executor.info.kv_dtype:
+            return ""
+        return f"{self.dtype} KV: logits may be {nearties.tolerance(self.dtype):.0%} of the largest apart"
+
     def row(self, comparison: Comparison, detail: str = "") -> Row:
+        detail = "; ".join(filter(None, [detail, self.allowed]))
         return comparison.row(exact=self.subject.config.numerics == "exact", detail=detail)
 
     def compare(self, outputs: Sequence[Output], detail: str = "") -> Row:
@@ -226,7 +234,7 @@ def logprobs(base: Baseline) -> Row:
             largest = max(largest, float(apart)) if apart == apart else float(apart)
             if not apart <= 2 * nearties.limit(base.dtype, row):  # a logit's error, and the sum's
                 wrong = wrong or f"prompt {i}: off by {apart:.3g}"
-    detail = f"{wrong}; largest difference of logprobs" if wrong else "largest difference of logprobs"
+    detail = "; ".join(filter(None, [wrong, "largest difference of logprobs", base.allowed]))
     return Row(outcome=FAULT if wrong else CONSISTENT, detail=detail, largest_difference=largest)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp
 
 import numpy as np
@@ -14,7 +15,7 @@ from ferrum_mlx.verify.runs import Subject, run
 from ferrum_mlx.verify.texts import PROSE
 
 TOKENS = 512
-_ROWS = 64  # copies of all logits in float64 would be large
+ROWS = 64  # of a part: copies of all logits in float64 would be large
 
 
 def likelihood(subject: Subject) -> Row:
@@ -41,11 +42,11 @@ def likelihood(subject: Subject) -> Row:
     return Row(outcome=WITHIN if abs(change) <= bound else FAULT, detail=detail)  # NaN is a fault
 
 
-def nll(logits: np.ndarray, ids: list[int]) -> float:
+def nll(logits: np.ndarray, ids: Sequence[int]) -> float:
     """Mean over ids[1:], in nats; row i of the logits, [n, vocab], is about ids[i + 1]."""
     targets, total = np.asarray(ids[1:]), 0.0
-    for start in range(0, len(targets), _ROWS):
-        part = targets[start : start + _ROWS]
+    for start in range(0, len(targets), ROWS):
+        part = targets[start : start + ROWS]
         scores = log_softmax(logits[start : start + len(part)])
         total -= float(scores[np.arange(len(part)), part].sum())
     return total / len(targets)

@@ -146,7 +146,7 @@ def test_numbers_of_other_slots_exit_1(
     from ferrum_mlx.backends.mlx.host_quantized import HostPool
 
     true = HostPool.__getitem__
-    monkeypatch.setattr(selfcheck, "check", lambda executor: None)
+    monkeypatch.setattr(selfcheck, "check_all", lambda executor, storages: None)
     monkeypatch.setattr(HostPool, "__getitem__", lambda self, where: np.roll(true(self, where), 1, axis=0))
     args = ["verify", "-m", str(smollm2.path), "--backend", "mlx", "--device", "cpu", "--kv-bits", str(bits)]
     done = CliRunner().invoke(cli, [*args, "--json"])

@@ -18,6 +18,7 @@ from ferrum_mlx.output import OutputStream
 from ferrum_mlx.verify.checks import greedy
 from ferrum_mlx.verify.compare import Comparison, Row
 from ferrum_mlx.verify.likelihood import likelihood, nll
+from ferrum_mlx.verify.memory import check_pools
 from ferrum_mlx.verify.report import Report, verify
 from ferrum_mlx.verify.runs import Library, Output, Subject, run
 
@@ -103,6 +104,8 @@ def test_quantized_kv_has_a_bound_and_all_else_is_equal(backend: str, bits: int)
     found = row(report, "quantized KV = the model's")
     assert found.outcome == "within its bound", found.detail
     assert f"with int{bits}" in found.detail
+    share = {8: "5%", 4: "20%"}[bits]
+    assert f"int{bits} KV: logits may be {share} of the largest apart" in row(report, "paged = dense").detail
     assert report.num_faults == 0
     by_shape = backend == "mlx"  # its kernels round a row by its company
     allowed = {"exact", "equal ids", "rounding"} if by_shape else {"exact"}
@@ -219,6 +222,23 @@ def test_a_copied_pool_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PoolStorage, "write", copies)
     report = verify(broken)
     assert [r.check for r in report.rows if r.outcome == "fault"] == ["no pool is copied"]
+
+
+def test_a_copy_of_the_codes_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales and biases, half of such a pool, are written in place; so is all of it at first."""
+    quantized = subject("mlx", blocks=40_000, kv_bits=4)
+    write, request = PoolStorage.write, greedy("memory", [1, 2, 3])
+    pool = quantized.executor._packed.storages[0].keys  # type: ignore[attr-defined]
+    assert quantized.executor.memory().smallest_pool_bytes == pool.codes.nbytes < pool.nbytes
+    assert check_pools(quantized, request).outcome == "in place"
+
+    def copies(self: PoolStorage, step: Step, *args: mx.array) -> None:
+        view = step.once(("a live view", id(self)), lambda: self.keys.codes[:1])
+        mx.eval(view)
+        write(self, step, *args)
+
+    monkeypatch.setattr(PoolStorage, "write", copies)
+    assert check_pools(quantized, request).outcome == "fault"
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class MLXExecutor(PagedExecutor):
         for route in self._packed.routes:
             self._packed.take(route)
             try:
-                selfcheck.check_all(self)
+                selfcheck.check_all(self, self._packed.storages)
             except UnsupportedModelError as error:
                 failure = error
             else:

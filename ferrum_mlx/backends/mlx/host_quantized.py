@@ -31,12 +31,16 @@ class HostPool:
         codes = self._codes[where]
         if self._bits == 4:
             codes = np.stack([codes & 15, codes >> 4], axis=-1)
-        scales, biases = self._scales[where], self._biases[where]
-        values = codes.reshape(*scales.shape, GROUP).astype(np.float32)
-        values *= scales[..., None]
-        values += biases[..., None]
-        rows: np.ndarray = values.reshape(*scales.shape[:-1], -1)[..., : self.shape[-1]]
-        return rows
+        return dequantize(codes, self._scales[where], self._biases[where], self.shape[-1])
+
+    def whole(self, num_slots: int) -> np.ndarray:
+        """For the check at load: what can stand in its place, and keeps every bit."""
+        return np.zeros((num_slots, *self.shape[1:]), np.float32)
+
+    def read_back(self, slots: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For the check at load: what is read of rows written to slots, and the rows rounded."""
+        self[slots] = rows
+        return self[slots], dequantize(*quantize(rows, self._bits), self.shape[-1])
 
 
 def quantize(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,3 +65,12 @@ def quantize(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
     biases = np.where(flat, np.float32(0), edges)
     codes = np.clip(np.rint((values - biases[..., None]) / scales[..., None]), 0, most).astype(np.uint8)
     return codes.reshape(*before, -1), scales, biases
+
+
+def dequantize(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray, head_dim: int) -> np.ndarray:
+    """[…, head_dim] float32, of what `quantize` gives."""
+    values = codes.reshape(*scales.shape, GROUP).astype(np.float32)
+    values *= scales[..., None]
+    values += biases[..., None]
+    rows: np.ndarray = values.reshape(*scales.shape[:-1], -1)[..., :head_dim]
+    return rows

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import CacheList
 
 from ferrum_mlx.backends.mlx.pools import PoolStorage
@@ -45,6 +46,18 @@ class QuantizedPool:
         parts = self.codes[where], self.scales[where], self.biases[where]
         return unpacked(parts, self.shape[-1], self._bits)
 
+    def whole(self, num_slots: int) -> mx.array:
+        """For the check at load: what can stand in its place, and keeps every bit."""
+        return mx.zeros((num_slots, *self.shape[1:]), self.scales.dtype)
+
+    def read_back(self, slots: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For the check at load: what is read of rows written to slots, and the rows rounded."""
+        where, given = mx.array(slots), mx.array(rows).astype(self.scales.dtype)
+        self[where] = given
+        mx.eval(self.arrays)
+        got, want = self[where], rounded(given, self._bits)
+        return np.array(got.astype(mx.float32)), np.array(want.astype(mx.float32))
+
 
 class QuantizedStorage(PoolStorage):
     """Rows attend to what the pools give back, those of the step that writes it included."""
@@ -58,14 +71,27 @@ class QuantizedStorage(PoolStorage):
         dtype: mx.Dtype,
         bits: int,
     ) -> None:
-        self._bits = bits
+        self.bits = bits
         super().__init__(group, num_slots, key_shape, value_shape, dtype)
 
     def reset(self) -> None:
-        self.keys, self.values = (QuantizedPool(shape, self._dtype, self._bits) for shape in self._shapes)
+        self.keys, self.values = (QuantizedPool(shape, self._dtype, self.bits) for shape in self._shapes)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def pool_bytes(self) -> list[int]:
+        """Of the codes, which might be copied alone; the rest is written alike, and too small to tell."""
+        return [self.keys.codes.nbytes, self.values.codes.nbytes]
 
     def arrays(self) -> list[mx.array]:
-        return [*self.keys.arrays, *self.values.arrays]
+        """Also while whole pools stand in."""
+        return [array for pool in (self.keys, self.values) for array in _arrays_of(pool)]
+
+
+def _arrays_of(pool: QuantizedPool | mx.array) -> list[mx.array]:
+    return pool.arrays if isinstance(pool, QuantizedPool) else [pool]
 
 
 def packed(rows: mx.array, bits: int) -> Packed:

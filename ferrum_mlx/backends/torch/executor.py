@@ -113,7 +113,7 @@ class TorchExecutor(PagedExecutor):
             self._packed.replay_few_rows(
                 self._verify_rows
             )  # before the check, which then sees replayed steps
-        selfcheck.check_all(self)
+        selfcheck.check_all(self, self._packed.storages)
         if self._device.type == "cuda":
             self.speed_up(lambda: triton_kernel(self._device), CUDACapture())
         if self._exact and not selfcheck.is_bitwise(self):
@@ -134,7 +134,7 @@ class TorchExecutor(PagedExecutor):
         """
         if compiled:
             self._packed.compile()
-        check = partial(selfcheck.check_all, self)
+        check = partial(selfcheck.check_all, self, self._packed.storages)
         if reason := switch_on(self._packed.storages, make_kernel, check):
             self._packed.off.append(f"paged kernel: {reason}")
         groups, block_size = len(self.kv.groups), self.kv.block_size

@@ -37,7 +37,7 @@ def switch_on(
     if len(tables) < len(storages):
         return "exact numerics take a route of their own"
     if any(storage.quantized for storage in tables):
-        return "it reads K and V in the model's own dtype, not in 8 bits"
+        return "it reads K and V in the model's own dtype, not in 8 bits (--kv-bits 8)"
     try:
         kernel = make()
         for storage in {_kind(storage): storage for storage in tables}.values():

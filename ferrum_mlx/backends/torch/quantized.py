@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -49,6 +50,18 @@ class QuantizedPool:
     def index_select(self, dim: int, where: torch.Tensor) -> torch.Tensor:
         """As a tensor's; the dimension is that of slots."""
         return self[where]
+
+    def whole(self, num_slots: int) -> torch.Tensor:
+        """For the check at load: what can stand in its place, and keeps every bit."""
+        return torch.zeros(num_slots, *self.shape[1:], dtype=self.dtype, device=self.device)
+
+    def read_back(self, slots: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For the check at load: what is read of rows written to slots, and the rows rounded."""
+        where = torch.from_numpy(slots).to(self.device)
+        given = torch.from_numpy(rows).to(self.device, self.dtype)
+        self[where] = given
+        got, want = (array.float().cpu().numpy() for array in (self[where], rounded(given)))
+        return got, want
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from ferrum_mlx.backends.mlx.host_quantized import HostPool, quantize
+from ferrum_mlx.backends.mlx.kernels.check import switch_on
 from ferrum_mlx.backends.mlx.layers import LayerKV
-from ferrum_mlx.backends.mlx.quantized import QuantizedPool, rounded
+from ferrum_mlx.backends.mlx.quantized import QuantizedPool, QuantizedStorage, rounded
 from ferrum_mlx.kv.precision import GROUP, head_bytes
 
 mx.set_default_device(mx.cpu)
@@ -100,3 +103,23 @@ def test_codes_are_whole_numbers_of_their_bits() -> None:
         assert codes.dtype == np.uint8
         assert codes.max() == 2**bits - 1
         assert scales.shape == (300, 2, 2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_metal_kernel_is_off_and_names_the_option(bits: int) -> None:
+    def make() -> NoReturn:
+        raise AssertionError("no kernel is made for pools that it cannot read")
+
+    storages = [QuantizedStorage(0, SLOTS, (2, 32), (2, 32), mx.float16, bits) for _ in range(3)]
+    (reason,) = switch_on(storages, 4, make, lambda: None)
+    assert reason == f"it reads K and V in the model's own dtype, not in {bits} bits (--kv-bits {bits})"
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_a_storage_s_parts_are_counted_once_and_its_smallest_copy_is_of_codes(
+    dtype: mx.Dtype, bits: int
+) -> None:
+    storage = QuantizedStorage(0, SLOTS, (2, 64), (3, 80), dtype, bits)
+    assert storage.nbytes == sum(array.nbytes for array in storage.arrays())
+    assert storage.pool_bytes() == [SLOTS * 2 * 64 * bits // 8, SLOTS * 3 * 96 * bits // 8]

@@ -78,6 +78,6 @@ def test_the_kernel_and_captured_steps_are_off_and_say_why() -> None:
     executor.prepare_startup()
     executor.speed_up(lambda: attend, TapeCapture())  # type: ignore[attr-defined]
     assert executor.capabilities().off == (
-        "paged kernel: it reads K and V in the model's own dtype, not in 8 bits",
+        "paged kernel: it reads K and V in the model's own dtype, not in 8 bits (--kv-bits 8)",
         "captured decode steps: they need the paged kernel, which is off",
     )

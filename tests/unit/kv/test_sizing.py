@@ -20,7 +20,7 @@ def test_half_of_what_is_free_when_it_is_not() -> None:
     plan = plan_pools(GROUPS, CONFIG, max_model_len=1000, free_memory=44_000)
     assert plan.num_blocks == (21, 21)  # 22 blocks' worth, one of them the null block
     assert "210 tokens" in plan.notes[0]
-    assert plan.notes[0].endswith("--kv-memory takes more, --kv-bits 8 less a token")
+    assert plan.notes[0].endswith("; --kv-memory gives it more memory, --kv-bits 8 makes a token smaller")
 
 
 def test_a_window_pool_gets_what_its_windows_can_fill_and_the_others_the_rest() -> None:

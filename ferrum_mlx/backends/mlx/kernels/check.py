@@ -11,6 +11,7 @@ from ferrum_mlx.backends.mlx.kernels.launch import MAX_ROWS, How, MetalAttention
 from ferrum_mlx.backends.mlx.kernels.tables import TableStorage
 from ferrum_mlx.backends.mlx.kernels.trial import trial_step, trial_storage
 from ferrum_mlx.backends.mlx.pools import PagedStorage
+from ferrum_mlx.backends.mlx.quantized import QuantizedStorage
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.errors import FerrumError, one_line
 
@@ -33,6 +34,8 @@ def switch_on(
     """
     total, reasons = len(storages), []
     tables = [storage for storage in storages if isinstance(storage, TableStorage)]
+    if bits := next((storage.bits for storage in storages if isinstance(storage, QuantizedStorage)), None):
+        return [f"it reads K and V in the model's own dtype, not in {bits} bits (--kv-bits {bits})"]
     if other := total - len(tables):
         reasons.append(f"{other} of {total} layers keep keys and values in a form of their own")
     if looped := [storage for storage in tables if storage.asked is None]:
