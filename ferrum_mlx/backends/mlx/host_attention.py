@@ -14,6 +14,8 @@ from ferrum_mlx.backends.step import Segment, Step, visible
 class HostStorage:
     """Pools in host memory, `[slots, kv_heads, head_dim]` float32; writes are plain assignments.
 
+    In memory a head's slots follow one another: the products of attention go over one head at a time.
+
     `exact` attends row by row, so that a row rounds alike in a chunk and alone. With `bits` a number, rows
     attend to what is left of K and V then, those of the step that writes them included.
     """
@@ -97,9 +99,10 @@ class HostStorage:
 
 
 def _pool(num_slots: int, shape: tuple[int, int], bits: int | None) -> np.ndarray | HostPool:
-    return (
-        np.zeros((num_slots, *shape), dtype=np.float32) if bits is None else HostPool(num_slots, shape, bits)
-    )
+    if bits is not None:
+        return HostPool(num_slots, shape, bits)
+    heads, head_dim = shape
+    return np.zeros((heads, num_slots, head_dim), dtype=np.float32).swapaxes(0, 1)
 
 
 def _heads_first(rows: np.ndarray) -> mx.array:
