@@ -7,6 +7,7 @@ that does nothing else; `--only NAME` runs one. A peer that is not installed lea
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from ferrum_mlx.bench.random_model import write
 Report = dict[str, Any]
 Values = Sequence[float]
 RANDOM = "RANDOM_MODEL"  # stands for the folder of a small random model
+SPIN = (
+    "GOMP_SPINCOUNT=20000"  # the best on a machine that does nothing else; our own choice is for others, too
+)
 MEGABYTE = 1e6
 
 
@@ -104,7 +108,7 @@ COMMANDS: dict[str, tuple[list[str], list[Row]]] = {
         ],
     ),
     "mlx-workloads": (
-        _bench("--backend", "mlx", "--workload", "ragged,admission", "--vs", "mlx-lm"),
+        _bench("--backend", "mlx", "--workload", "ragged,admission", "--vs", "mlx-lm", "--reps", "3"),
         [
             Row("MLX, 16 ragged streams ÷ `BatchGenerator`", 1.3, _ratio("ragged", "output_tps", 16)),
             Row(
@@ -134,7 +138,7 @@ COMMANDS: dict[str, tuple[list[str], list[Row]]] = {
         ],
     ),
     "llama.cpp": (
-        _bench("--backend", "torch", "--tg", "64", "--depth", "128,2048", "--vs", "llama.cpp"),
+        [SPIN, *_bench("--backend", "torch", "--tg", "64", "--depth", "128,2048", "--vs", "llama.cpp")],
         [
             Row("torch packed, decode ÷ llama.cpp Q4_1, context 128", 0.5, _ratio("tg64 @ d128")),
             Row("torch packed, decode ÷ llama.cpp Q4_1, context 2,048", 0.7, _ratio("tg64 @ d2048")),
@@ -151,7 +155,7 @@ def main(only: tuple[str, ...], list_only: bool) -> None:
     chosen = {name: COMMANDS[name] for name in only or COMMANDS}
     if list_only:
         for name, (args, _) in chosen.items():
-            click.echo(f"{name}: python -m {' '.join(args)}")
+            click.echo(f"{name}: {_shown(args)}")
         return
     with tempfile.TemporaryDirectory() as folder:
         click.echo("| measure | aim | measured: median, range | |\n|---|---|---|---|")
@@ -167,10 +171,23 @@ def _lines(chosen: dict[str, tuple[list[str], list[Row]]], folder: Path) -> Iter
         yield from (row.line(report) for row in rows)
 
 
+def _parted(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Settings of the environment, as in a shell; the module and its arguments."""
+    count = sum("=" in arg for arg in args)
+    return list(args[:count]), list(args[count:])
+
+
+def _shown(args: Sequence[str]) -> str:
+    settings, command = _parted(args)
+    return " ".join([*settings, "python -m", *command])
+
+
 def _run(name: str, args: list[str]) -> Report:
     """What a command's last line of output holds; what it narrates goes where ours does."""
-    click.echo(f"{name}: python -m {' '.join(args)}", err=True)
-    done = subprocess.run([sys.executable, "-m", *args], stdout=subprocess.PIPE, text=True)
+    click.echo(f"{name}: {_shown(args)}", err=True)
+    settings, command = _parted(args)
+    env = os.environ | dict(setting.split("=") for setting in settings)
+    done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env=env)
     if done.returncode:
         raise click.ClickException(f"{name} failed with exit code {done.returncode}; its own words are above")
     report: Report = json.loads(done.stdout.splitlines()[-1])

@@ -157,6 +157,14 @@ class PoolStorage:
         return send(added[:, None], self.keys.device)
 
 
+def _pool(
+    num_slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.zeros(heads, num_slots, head_dim, dtype=dtype).transpose(0, 1)
+    return torch.zeros(num_slots, heads, head_dim, dtype=dtype, device=device)
+
+
 def taken(pool: Any, where: Place) -> torch.Tensor:
     return pool[where] if isinstance(where, slice) else pool.index_select(0, where)
 
