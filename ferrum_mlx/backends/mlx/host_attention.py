@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -70,10 +71,43 @@ class HostStorage:
         sink = None if sinks is None else np.asarray(sinks.astype(mx.float32))
         out = np.empty((*rows.shape[:2], self.values.shape[-1]), dtype=np.float32)
         attend = self._attend_by_row if self._exact else self._attend_segment
-        for segment in step.segments:
+        alone = step.segments if self._exact else step.segments[step.num_decodes :]
+        for bucket in [] if self._exact else step.decode_buckets():
+            part = slice(bucket[0].start, bucket[-1].end)
+            out[part] = self._attend_decodes(step, bucket, rows[part], window, sink)
+        for segment in alone:
             part = slice(segment.start, segment.end)
             out[part] = attend(step, segment, rows[part], window, sink)
         return mx.array(out[:, :, None])
+
+    def _attend_decodes(
+        self,
+        step: Step,
+        segments: Sequence[Segment],
+        rows: np.ndarray,
+        window: int | None,
+        sinks: np.ndarray | None,
+    ) -> np.ndarray:
+        """Rows of sequences of similar length: products where their keys lie, the softmax of all at once."""
+        key = "decode reads", self._group, window, segments[0].start
+        reads = step.once(key, lambda: [self._read(step, segment, window) for segment in segments])
+        heads, value_dim = self.values.shape[1:]
+        by_head = rows.reshape(len(rows), heads, -1, rows.shape[-1])  # [sequences, kv_heads, group, head_dim]
+        longest = max(length for _, length in reads)
+        scores = np.full((*by_head.shape[:3], longest), -np.inf, dtype=np.float32)
+        for query, (where, length), score in zip(by_head, reads, scores, strict=True):
+            score[..., :length] = query @ self.keys[where].transpose(1, 2, 0)
+        total = softmax_(scores, None if sinks is None else sinks.reshape(heads, -1, 1))
+        out = np.empty((*by_head.shape[:3], value_dim), dtype=np.float32)
+        for weights, (where, length), result in zip(scores, reads, out, strict=True):
+            np.matmul(weights[..., :length], self.values[where].transpose(1, 0, 2), out=result)
+        out /= total
+        return out.reshape(len(rows), -1, value_dim)
+
+    def _read(self, step: Step, segment: Segment, window: int | None) -> tuple[slice | np.ndarray, int]:
+        """Key slots of one sequence's rows, and how many those are."""
+        first = segment.first_key(window)
+        return step.key_slots(segment, self._group, first), segment.context_len - first
 
     def _attend_segment(
         self, step: Step, segment: Segment, rows: np.ndarray, window: int | None, sinks: np.ndarray | None
@@ -142,15 +176,25 @@ def attention(
     )  # [kv_heads, groups·rows, length]
     if hidden is not None:
         np.copyto(scores.reshape(kv_heads, groups, rows, -1), -np.inf, where=hidden)
-    top = scores.max(axis=-1, keepdims=True)
-    if sinks is not None:
-        sink = np.repeat(sinks.reshape(kv_heads, groups), rows, axis=1)[..., None]
-        top = np.maximum(top, sink)
-    scores -= top
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total += np.exp(sink - top)
+    sink = None if sinks is None else np.repeat(sinks.reshape(kv_heads, groups), rows, axis=1)[..., None]
+    total = softmax_(scores, sink)
     out: np.ndarray = scores @ values.transpose(1, 0, 2)  # [kv_heads, groups·rows, value_dim]
     out /= total
     return out.reshape(kv_heads, groups, rows, -1).transpose(2, 0, 1, 3).reshape(rows, heads, -1)
+
+
+def softmax_(scores: np.ndarray, sink: np.ndarray | None) -> np.ndarray:
+    """exp of the scores [..., length] in their place, up to a factor; returns their sums [..., 1].
+
+    Args:
+        sink: [..., 1], one more score that only the sum has.
+    """
+    top = scores.max(axis=-1, keepdims=True)
+    if sink is not None:
+        top = np.maximum(top, sink)
+    scores -= top
+    np.exp(scores, out=scores)
+    total: np.ndarray = scores.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total += np.exp(sink - top)
+    return total
