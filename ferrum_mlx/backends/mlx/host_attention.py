@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 
 from ferrum_mlx.backends.mlx.host_quantized import HostPool
 from ferrum_mlx.backends.step import Segment, Step, visible
+
+LONG_RUN = 64  # keys that are worth a product of their own; shorter runs are gathered
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Keys start … end - 1 of those that a row sees, and their slots."""
+
+    where: slice | np.ndarray
+    start: int
+    end: int
 
 
 class HostStorage:
@@ -90,24 +103,32 @@ class HostStorage:
     ) -> np.ndarray:
         """Rows of sequences of similar length: products where their keys lie, the softmax of all at once."""
         key = "decode reads", self._group, window, segments[0].start
-        reads = step.once(key, lambda: [self._read(step, segment, window) for segment in segments])
+        reads = step.once(key, lambda: [self._runs(step, segment, window) for segment in segments])
         heads, value_dim = self.values.shape[1:]
         by_head = rows.reshape(len(rows), heads, -1, rows.shape[-1])  # [sequences, kv_heads, group, head_dim]
-        longest = max(length for _, length in reads)
+        longest = max(runs[-1].end for runs in reads)
         scores = np.full((*by_head.shape[:3], longest), -np.inf, dtype=np.float32)
-        for query, (where, length), score in zip(by_head, reads, scores, strict=True):
-            score[..., :length] = query @ self.keys[where].transpose(1, 2, 0)
+        for query, runs, score in zip(by_head, reads, scores, strict=True):
+            for run in runs:
+                score[..., run.start : run.end] = query @ self.keys[run.where].transpose(1, 2, 0)
         total = softmax_(scores, None if sinks is None else sinks.reshape(heads, -1, 1))
         out = np.empty((*by_head.shape[:3], value_dim), dtype=np.float32)
-        for weights, (where, length), result in zip(scores, reads, out, strict=True):
-            np.matmul(weights[..., :length], self.values[where].transpose(1, 0, 2), out=result)
+        for weights, runs, result in zip(scores, reads, out, strict=True):
+            np.matmul(weights[..., : runs[0].end], self.values[runs[0].where].swapaxes(0, 1), out=result)
+            for run in runs[1:]:
+                result += weights[..., run.start : run.end] @ self.values[run.where].swapaxes(0, 1)
         out /= total
         return out.reshape(len(rows), -1, value_dim)
 
-    def _read(self, step: Step, segment: Segment, window: int | None) -> tuple[slice | np.ndarray, int]:
-        """Key slots of one sequence's rows, and how many those are."""
+    def _runs(self, step: Step, segment: Segment, window: int | None) -> list[_Run]:
+        """Where a sequence's keys lie: a few long runs, which are read as they are, or any slots."""
         first = segment.first_key(window)
-        return step.key_slots(segment, self._group, first), segment.context_len - first
+        where, length = step.key_slots(segment, self._group, first), segment.context_len - first
+        if not isinstance(where, slice):
+            edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
+            if len(edges) * LONG_RUN <= length:
+                return [_Run(slice(where[a], where[a] + b - a), a, b) for a, b in pairwise(edges)]
+        return [_Run(where, 0, length)]
 
     def _attend_segment(
         self, step: Step, segment: Segment, rows: np.ndarray, window: int | None, sinks: np.ndarray | None
