@@ -239,6 +239,7 @@ class ProcessTransport:
                 f"the engine's process cannot be started: {error}", next_step="check disk space and TMPDIR"
             ) from error
         self._outbox: Inbox = queue.SimpleQueue()
+        self._closing = threading.Lock()
         self._threads = [
             threading.Thread(target=self._read, args=(post,), name="ferrum-events", daemon=True),
             threading.Thread(target=self._write, args=(config, post), name="ferrum-commands", daemon=True),
@@ -260,8 +261,9 @@ class ProcessTransport:
             if thread is not threading.current_thread():
                 thread.join(_GRACE)
         if not any(thread.is_alive() for thread in self._threads):
-            self._pipe.close()  # earlier, a late write could go to whatever file took its number
-            self._log.close()
+            with self._closing:  # several threads may stop it at once
+                self._pipe.close()  # earlier, a late write could go to whatever file took its number
+                self._log.close()
 
     def _end_child(self, patience: float) -> None:
         end(self._process, patience, _GRACE)

@@ -96,6 +96,7 @@ def test_start_stream_stop_quit_and_resume(glass: Glass, env: dict[str, str]) ->
 
 @pytest.mark.slow
 def test_scroll_resize_and_paste_while_it_streams(glass: Glass) -> None:
+    glass.see("○ ready")  # a size that changes while the app starts may be missed
     glass.resize(60, 20)
     begin_a_story(glass)
     glass.until(lambda: STORY[:20] not in chat(glass) and not answer(glass), "more than a screen")

@@ -141,7 +141,7 @@ class MLXExecutor(PagedExecutor):
 
     def speed_up(self, make_kernel: Callable[[], MetalAttention]) -> None:
         """Attend through a kernel in the layers in which it proves right here."""
-        check = partial(selfcheck.check_all, self)
+        check = partial(selfcheck.check_all, self, self._packed.storages)
         reasons = switch_on(self._packed.storages, self.kv.block_size, make_kernel, check)
         self._packed.off += [f"paged kernel: {reason}" for reason in reasons]
 
