@@ -129,10 +129,8 @@ def _await(pip: subprocess.Popen[str], tick: Callable[[], object]) -> str:
     """What pip says on stderr until its end; `tick` is called while it runs, and may end it by raising."""
     with pip:
         while True:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 return pip.communicate(timeout=_TICK_S)[1]
-            except subprocess.TimeoutExpired:
-                pass
             try:
                 tick()
             except BaseException:

@@ -59,19 +59,10 @@ def benchmark(
     try:
         tell(subject.engine.ready())
         tell(runner.plan())
-        say("checking the text")
-        check, ids = checks.text_is_sane(subject)
-        runner.note(check)
-        say(str(check))
-        if check.outcome == checks.FAULT:
-            raise FerrumError(f"{check}: this is not the model's text, so nothing is measured")
+        ids = _checked_text(runner)
         runner.warm_up(peers=False)
         rss = machine.peak_rss()
-        ready = subject.engine.ready()
-        if subject.executor.memory().parameter_bytes:
-            say("measuring how fast memory is read")
-            runner.bandwidth = bandwidth(ready.backend, ready.info.device)
-            tell(Bandwidth(runner.bandwidth))
+        _measure_bandwidth(runner)
         if vs:
             say("setting up the peers")
             setting = peers.Setting(subject, config, cases)
@@ -102,6 +93,31 @@ def benchmark(
         bandwidth=runner.bandwidth,
         complete=complete,
     )
+
+
+def _checked_text(runner: Runner) -> list[int]:
+    """Greedy ids of a short prompt.
+
+    Raises:
+        FerrumError: they are not the model's.
+    """
+    runner.say("checking the text")
+    check, ids = checks.text_is_sane(runner.ours.subject)
+    runner.note(check)
+    runner.say(str(check))
+    if check.outcome == checks.FAULT:
+        raise FerrumError(f"{check}: this is not the model's text, so nothing is measured")
+    return ids
+
+
+def _measure_bandwidth(runner: Runner) -> None:
+    """Where there are weights to be read."""
+    subject = runner.ours.subject
+    if subject.executor.memory().parameter_bytes:
+        runner.say("measuring how fast memory is read")
+        ready = subject.engine.ready()
+        runner.bandwidth = bandwidth(ready.backend, ready.info.device)
+        runner.tell(Bandwidth(runner.bandwidth))
 
 
 def _engine(ours: Ours, rss: int) -> dict[str, object]:

@@ -24,7 +24,7 @@ from ferrum_mlx.backends.mlx.host_layers import use_host_layers
 from ferrum_mlx.backends.mlx.kernels.check import switch_on
 from ferrum_mlx.backends.mlx.kernels.launch import MAX_ROWS, MetalAttention
 from ferrum_mlx.backends.mlx.kernels.tables import TableStorage
-from ferrum_mlx.backends.mlx.layers import LayerKV, LayerState, group_layers, inspect_layers
+from ferrum_mlx.backends.mlx.layers import Inspection, LayerKV, LayerState, group_layers, inspect_layers
 from ferrum_mlx.backends.mlx.packed import PackedModel
 from ferrum_mlx.backends.mlx.pending import Sampled, choose, token_ids
 from ferrum_mlx.backends.mlx.pools import PagedStorage, PoolStorage
@@ -57,14 +57,7 @@ class MLXExecutor(PagedExecutor):
         install()
         inspection = inspect_layers(model, info.model_type, config.kv_bits)
         layers, states = inspection.kv, inspection.states
-        kv_heads, head_dim = layers[0].key_shape if layers else (0, 0)
-        self.info = replace(
-            info,
-            vocab_size=inspection.vocab_size,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            kv_dtype=name_of(config.kv_bits) if layers else "",
-        )
+        self.info = _as_found(info, inspection, config.kv_bits)
         self._model, self._host, self._exact = model, host, config.numerics == "exact"
         self._kv_bits = config.kv_bits
         self._state_specs = tuple(_state_spec(*state) for state in states)
@@ -248,6 +241,18 @@ class MLXExecutor(PagedExecutor):
         first, rest = self._packed.changed()
         self._halves.start(Parts(middle, first, [*pending.arrays, *rest]))
         return pending
+
+
+def _as_found(info: ModelInfo, inspection: Inspection, kv_bits: int | None) -> ModelInfo:
+    """With what the model's layers were seen to use."""
+    kv_heads, head_dim = inspection.kv[0].key_shape if inspection.kv else (0, 0)
+    return replace(
+        info,
+        vocab_size=inspection.vocab_size,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_dtype=name_of(kv_bits) if inspection.kv else "",
+    )
 
 
 def _state_spec(layer: int, state: LayerState) -> StateSpec:

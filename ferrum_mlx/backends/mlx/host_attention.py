@@ -84,11 +84,11 @@ class HostStorage:
         sink = None if sinks is None else np.asarray(sinks.astype(mx.float32))
         out = np.empty((*rows.shape[:2], self.values.shape[-1]), dtype=np.float32)
         attend = self._attend_by_row if self._exact else self._attend_segment
-        alone = step.segments if self._exact else step.segments[step.num_decodes :]
-        for bucket in [] if self._exact else step.decode_buckets():
+        together = [] if self._exact else step.decode_buckets()
+        for bucket in together:
             part = slice(bucket[0].start, bucket[-1].end)
             out[part] = self._attend_decodes(step, bucket, rows[part], window, sink)
-        for segment in alone:
+        for segment in step.segments[sum(map(len, together)) :]:
             part = slice(segment.start, segment.end)
             out[part] = attend(step, segment, rows[part], window, sink)
         return mx.array(out[:, :, None])
