@@ -81,9 +81,9 @@ def chat(
 
     notice_escape()
     from ferrum_tui.app import ChatApp
-    from ferrum_tui.hangup import end_with_terminal
+    from ferrum_tui.terminal import follow_terminal
 
-    end_with_terminal()
+    follow_terminal()
     store, conversation = _open_store(resume, notes)
     app = ChatApp(
         config,

@@ -53,9 +53,9 @@ def watch(asked: bench.Asked) -> int:
     for note in notes:
         say_note(note)
     from ferrum_tui.bench.app import WatchApp
-    from ferrum_tui.hangup import end_with_terminal
+    from ferrum_tui.terminal import follow_terminal
 
-    end_with_terminal()
+    follow_terminal()
     with Watched(asked) as child:
         app = WatchApp(child, settings.theme)
         app.run(mouse=False)  # a mouse that moves is worth no redraw; the terminal still selects and scrolls

@@ -30,7 +30,8 @@ def env(smollm2: ResolvedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     home.mkdir()
     monkeypatch.delenv("NO_COLOR", raising=False)
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
-    return {"HOME": str(home), "FERRUM_CACHE": str(smollm2.path.parents[2]), **threads}
+    stale = {"COLUMNS": "70", "LINES": "25"}  # as a shell exports them
+    return {"HOME": str(home), "FERRUM_CACHE": str(smollm2.path.parents[2]), **threads, **stale}
 
 
 @pytest.fixture
