@@ -44,6 +44,19 @@ class Segment:
         return 0 if window is None else max(0, self.pos_offset - window + 1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyBlocks:
+    """The blocks [n, most] of n sequences, filled up with the null block; `seen` [n, most · block_size] bool
+    are the slots in them that are attended to."""
+
+    blocks: np.ndarray
+    seen: np.ndarray
+
+    @property
+    def block_size(self) -> int:
+        return int(self.seen.shape[1] // self.blocks.shape[1])
+
+
 class Step:
     """Arrays are numpy int32; T is the number of rows, R the number that reach the output head.
 
@@ -115,12 +128,12 @@ class Step:
 
     def slots(self, group: int) -> slice | np.ndarray:
         """[T]: where each row's K and V go, as a slice if the slots are consecutive."""
-        return self.once(("slots", group), lambda: _as_run(self._row_slots(group)))
+        return self.once(("slots", group), lambda: as_run(self._row_slots(group)))
 
     def key_slots(self, segment: Segment, group: int, first: int) -> slice | np.ndarray:
         """[context_len - first]: where the K and V of positions first … context_len - 1 are."""
         return self.once(
-            ("keys", segment.cache_id, group, first), lambda: _as_run(self._at(segment, group, first))
+            ("keys", segment.cache_id, group, first), lambda: as_run(self._at(segment, group, first))
         )
 
     @property
@@ -130,6 +143,22 @@ class Step:
     def block_table(self, segment: Segment, group: int) -> list[int]:
         """The blocks of the segment's sequence, the null block where a window has left one."""
         return self._kv.block_table(segment.cache_id, group)
+
+    def key_blocks(self, segments: Sequence[Segment], group: int, window: int | None) -> KeyBlocks:
+        """Where sequences keep what their rows attend to, as whole blocks."""
+        size = self.block_size
+        firsts = [segment.first_key(window) for segment in segments]
+        tables = [
+            self.block_table(segment, group)[first // size : -(-segment.context_len // size)]
+            for segment, first in zip(segments, firsts, strict=True)
+        ]
+        blocks = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+        seen = np.zeros((len(tables), blocks.shape[1] * size), dtype=bool)
+        for i, (segment, first, table) in enumerate(zip(segments, firsts, tables, strict=True)):
+            blocks[i, : len(table)] = table
+            start = first // size * size
+            seen[i, first - start : segment.context_len - start] = True
+        return KeyBlocks(blocks, seen)
 
     def decode_buckets(self) -> list[list[Segment]]:
         """The decode rows in runs of similar context, so that padding at most doubles what is read."""
@@ -174,7 +203,8 @@ def _rank(item: UnifiedItem) -> tuple[bool, int]:
     return len(item.q_tokens) > 1, item.pos_offset
 
 
-def _as_run(slots: np.ndarray) -> slice | np.ndarray:
+def as_run(slots: np.ndarray) -> slice | np.ndarray:
+    """As a slice if they are consecutive."""
     if len(slots) and slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
         return slice(int(slots[0]), int(slots[-1]) + 1)
     return slots

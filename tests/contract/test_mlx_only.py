@@ -137,12 +137,14 @@ def test_one_long_context_does_not_pad_the_short_ones() -> None:
     assert together < 3 * alone
 
 
-def test_keys_in_a_few_long_runs_are_read_as_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two sequences in turns; `apart` sees to it that runs are taken, and in their order."""
+def test_keys_in_many_places_are_read_as_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two sequences in turns, gathered or read where they lie, against one sequence alone."""
 
     def decoded(least: int, apart: bool) -> np.ndarray:
         monkeypatch.setattr(host_attention, "LONG_RUN", least)
         executor = build(host=True)
+        for storage in executor._packed.storages:
+            storage.keys[:] = storage.values[:] = np.nan  # what nobody wrote must not be seen
         caches = [admit(executor, PROMPT) for _ in range(2 if apart else 1)]
         for start in range(0, len(PROMPT), 4):
             for cache in caches:

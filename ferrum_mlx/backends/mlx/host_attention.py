@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from ferrum_mlx.backends.mlx.host_quantized import HostPool
-from ferrum_mlx.backends.step import Segment, Step, visible
+from ferrum_mlx.backends.step import KeyBlocks, Segment, Step, as_run, visible
 
 LONG_RUN = 64  # keys that are worth a product of their own; shorter runs are gathered
 
@@ -20,9 +21,12 @@ LONG_RUN = 64  # keys that are worth a product of their own; shorter runs are ga
 class _Run:
     """Keys start … end - 1 of those that a row sees, and their slots."""
 
-    where: slice | np.ndarray
+    where: slice
     start: int
     end: int
+
+
+_Part: TypeAlias = tuple[slice | np.ndarray, "list[list[_Run]] | KeyBlocks"]  # rows, and what they read
 
 
 class HostStorage:
@@ -74,8 +78,9 @@ class HostStorage:
         own = step.key_slots(segment, self._group, segment.pos_offset)
         self.keys[own] = np.asarray(keys)[0].swapaxes(0, 1)
         self.values[own] = np.asarray(values)[0].swapaxes(0, 1)
-        seen = step.key_slots(segment, self._group, segment.first_key(window))
-        return _heads_first(self.keys[seen]), _heads_first(self.values[seen])
+        seen = (self._seen(pool, step, segment, window) for pool in (self.keys, self.values))
+        new_keys, new_values = map(_heads_first, seen)
+        return new_keys, new_values
 
     def attend(
         self, step: Step, queries: mx.array, window: int | None, scale: float, sinks: mx.array | None
@@ -84,26 +89,49 @@ class HostStorage:
         sink = None if sinks is None else np.asarray(sinks.astype(mx.float32))
         out = np.empty((*rows.shape[:2], self.values.shape[-1]), dtype=np.float32)
         attend = self._attend_by_row if self._exact else self._attend_segment
-        together = [] if self._exact else step.decode_buckets()
-        for bucket in together:
-            part = slice(bucket[0].start, bucket[-1].end)
-            out[part] = self._attend_decodes(step, bucket, rows[part], window, sink)
-        for segment in step.segments[sum(map(len, together)) :]:
+        alone = step.segments
+        if not self._exact:
+            alone = step.segments[step.num_decodes :]
+            parted = step.once(("decode reads", self._group, window), lambda: self._parted(step, window))
+            for where, reads in parted:
+                if isinstance(reads, KeyBlocks):
+                    out[where] = self._attend_gathered(reads, rows[where], sink)
+                else:
+                    out[where] = self._attend_in_place(reads, rows[where], sink)
+        for segment in alone:
             part = slice(segment.start, segment.end)
             out[part] = attend(step, segment, rows[part], window, sink)
         return mx.array(out[:, :, None])
 
-    def _attend_decodes(
-        self,
-        step: Step,
-        segments: Sequence[Segment],
-        rows: np.ndarray,
-        window: int | None,
-        sinks: np.ndarray | None,
+    def _parted(self, step: Step, window: int | None) -> list[_Part]:
+        """The decode rows: of sequences of similar length those whose keys lie in a few long runs, which are
+        read as they are, and those whose blocks have to be gathered."""
+        parts: list[_Part] = []
+        for bucket in step.decode_buckets():
+            runs = {segment: self._runs(step, segment, window) for segment in bucket}
+            near = [segment for segment in bucket if runs[segment]]
+            far = [segment for segment in bucket if not runs[segment]]
+            if near:
+                parts.append((_rows_of(near), [runs[segment] for segment in near]))
+            if far:
+                parts.append((_rows_of(far), step.key_blocks(far, self._group, window)))
+        return parts
+
+    def _runs(self, step: Step, segment: Segment, window: int | None) -> list[_Run]:
+        """Where a sequence's keys lie, in their order; none if that is in many places."""
+        first = segment.first_key(window)
+        where, length = step.key_slots(segment, self._group, first), segment.context_len - first
+        if isinstance(where, slice):
+            return [_Run(where, 0, length)]
+        edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
+        if len(edges) * LONG_RUN > length:
+            return []
+        return [_Run(slice(where[a], where[a] + b - a), a, b) for a, b in pairwise(edges)]
+
+    def _attend_in_place(
+        self, reads: Sequence[Sequence[_Run]], rows: np.ndarray, sinks: np.ndarray | None
     ) -> np.ndarray:
-        """Rows of sequences of similar length: products where their keys lie, the softmax of all at once."""
-        key = "decode reads", self._group, window, segments[0].start
-        reads = step.once(key, lambda: [self._runs(step, segment, window) for segment in segments])
+        """Products where the keys of each sequence lie, the softmax of all at once."""
         heads, value_dim = self.values.shape[1:]
         by_head = rows.reshape(len(rows), heads, -1, rows.shape[-1])  # [sequences, kv_heads, group, head_dim]
         longest = max(runs[-1].end for runs in reads)
@@ -120,31 +148,56 @@ class HostStorage:
         out /= total
         return out.reshape(len(rows), -1, value_dim)
 
-    def _runs(self, step: Step, segment: Segment, window: int | None) -> list[_Run]:
-        """Where a sequence's keys lie: a few long runs, which are read as they are, or any slots."""
+    def _attend_gathered(self, reads: KeyBlocks, rows: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+        """One product for all sequences, over copies of their blocks."""
+        heads, value_dim = self.values.shape[1:]
+        hidden = ~reads.seen
+        by_head = rows.reshape(len(rows), heads, -1, rows.shape[-1]).swapaxes(0, 1)
+        scores = by_head @ self._gathered(self.keys, reads).swapaxes(2, 3)
+        np.copyto(scores, -np.inf, where=hidden[:, None])  # [kv_heads, sequences, group, slots]
+        total = softmax_(scores, None if sinks is None else sinks.reshape(heads, 1, -1, 1))
+        values = self._gathered(self.values, reads)
+        values[:, hidden] = 0  # whoever had the slot before may have left what is no number
+        out: np.ndarray = scores @ values
+        out /= total
+        return out.swapaxes(0, 1).reshape(len(rows), -1, value_dim)
+
+    def _gathered(self, pool: np.ndarray | HostPool, reads: KeyBlocks) -> np.ndarray:
+        """A copy of the blocks: [kv_heads, sequences, most · block_size, head_dim]."""
+        size = reads.block_size
+        if isinstance(pool, HostPool):
+            slots = reads.blocks[..., None] * size + np.arange(size, dtype=np.int32)
+            return pool[slots.reshape(reads.seen.shape)].transpose(2, 0, 1, 3)
+        by_block = pool.swapaxes(0, 1).reshape(pool.shape[1], -1, size, pool.shape[2])
+        return by_block.take(reads.blocks, axis=1).reshape(len(by_block), *reads.seen.shape, -1)
+
+    def _seen(
+        self, pool: np.ndarray | HostPool, step: Step, segment: Segment, window: int | None
+    ) -> np.ndarray:
+        """What a segment attends to, [context_len - first key, kv_heads, head_dim]: as it lies, or a copy."""
         first = segment.first_key(window)
-        where, length = step.key_slots(segment, self._group, first), segment.context_len - first
-        if not isinstance(where, slice):
-            edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
-            if len(edges) * LONG_RUN <= length:
-                return [_Run(slice(where[a], where[a] + b - a), a, b) for a, b in pairwise(edges)]
-        return [_Run(where, 0, length)]
+        where = step.key_slots(segment, self._group, first)
+        if isinstance(where, slice):
+            return pool[where]
+        key = "key blocks", segment, self._group, window
+        reads = step.once(key, lambda: step.key_blocks([segment], self._group, window))
+        start = first % reads.block_size
+        return self._gathered(pool, reads)[:, 0].swapaxes(0, 1)[start : start + segment.context_len - first]
 
     def _attend_segment(
         self, step: Step, segment: Segment, rows: np.ndarray, window: int | None, sinks: np.ndarray | None
     ) -> np.ndarray:
         first = segment.first_key(window)
-        where = step.key_slots(segment, self._group, first)
         hidden = step.once(("hidden", segment, window), partial(_hidden, segment, first, window))
-        return attention(rows, self.keys[where], self.values[where], hidden, sinks)
+        keys, values = (self._seen(pool, step, segment, window) for pool in (self.keys, self.values))
+        return attention(rows, keys, values, hidden, sinks)
 
     def _attend_by_row(
         self, step: Step, segment: Segment, rows: np.ndarray, window: int | None, sinks: np.ndarray | None
     ) -> np.ndarray:
         """Each row over exactly the keys it sees: its rounding does not depend on its company."""
         first = segment.first_key(window)
-        where = step.key_slots(segment, self._group, first)
-        keys, values = self.keys[where], self.values[where]
+        keys, values = (self._seen(pool, step, segment, window) for pool in (self.keys, self.values))
         out = []
         for i in range(segment.num_rows):
             position = segment.pos_offset + i
@@ -158,6 +211,10 @@ def _pool(num_slots: int, shape: tuple[int, int], bits: int | None) -> np.ndarra
         return HostPool(num_slots, shape, bits)
     heads, head_dim = shape
     return np.zeros((heads, num_slots, head_dim), dtype=np.float32).swapaxes(0, 1)
+
+
+def _rows_of(segments: Sequence[Segment]) -> slice | np.ndarray:
+    return as_run(np.array([segment.start for segment in segments]))
 
 
 def _heads_first(rows: np.ndarray) -> mx.array:

@@ -68,9 +68,8 @@ class RunningStep(Attending):
             raise UnsupportedModelError(f"the model attends more often than {self._calls} times in a forward")
         storage = self._storages[self._calls]
         self._calls += 1
-        query, key, value = (array[0].transpose(0, 1) for array in (query, key, value))
         storage.write(self._step, key, value)
-        return storage.attend(self._step, query, scale, softcap, sinks)[None]
+        return storage.attend(self._step, query, scale, softcap, sinks)
 
     @contextmanager
     def entered(self) -> Iterator[None]:

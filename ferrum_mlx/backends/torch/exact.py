@@ -85,7 +85,7 @@ class ExactStorage(PoolStorage):
                 begin = 0 if self._window is None else max(0, position - self._window + 1 - first)
                 seen = slice(begin, position + 1 - first)
                 own = [array[seen].clone().transpose(0, 1)[None] for array in (keys, values)]
-                alone = queries[row].clone()[None, :, None]
+                alone = queries[:, :, row : row + 1].clone(memory_format=torch.contiguous_format)
                 result = explicit_attention(alone, own[0], own[1], None, scale, softcap, sinks)
                 out.append(result[0, :, 0])
-        return torch.stack(out)
+        return torch.stack(out)[None]

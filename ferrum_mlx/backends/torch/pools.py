@@ -11,17 +11,17 @@ import torch.nn.functional as F
 
 from ferrum_mlx.backends.step import Segment, Step, visible
 from ferrum_mlx.backends.torch.device import send, upload
-from ferrum_mlx.backends.torch.layers import LayerKV
+from ferrum_mlx.backends.torch.layers import LayerKV, Shape
 from ferrum_mlx.backends.torch.quantized import QuantizedPool
 
 Place: TypeAlias = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
 
 
 class PagedStorage(Protocol):
-    """K and V of one layer."""
+    """K and V of one layer; queries, keys and values come as models hand them to attention."""
 
     def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put a step's K and V, [T, kv_heads, head_dim], into their slots, in place."""
+        """Put a step's K and V, [1, kv_heads, T, head_dim], into their slots, in place."""
         ...
 
     def attend(
@@ -32,7 +32,7 @@ class PagedStorage(Protocol):
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """queries [T, heads, head_dim] → [T, heads, value_dim]."""
+        """queries [1, heads, T, head_dim] → [1, T, heads, value_dim]."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class PoolStorage:
         self.keys: Any  # a tensor, or what reads and writes like one
         self.values: Any
         self.keys, self.values = (
-            torch.zeros(num_slots, *shape, dtype=layer.dtype, device=device)
+            _pool(num_slots, shape, layer.dtype, device)
             if layer.bits is None
             else QuantizedPool((num_slots, *shape), layer.dtype, device)
             for shape in (layer.key_shape, layer.value_shape)
@@ -81,7 +81,8 @@ class PoolStorage:
 
     def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
         where = step.once(("device slots", self._group), lambda: self._to_device(step.slots(self._group)))
-        for pool, new in ((self.keys, keys), (self.values, values)):
+        for pool, given in ((self.keys, keys), (self.values, values)):
+            new = given.squeeze(0).transpose(0, 1)
             if isinstance(where, slice) or pool.device.type == "mps":  # torch 2.6 has no index_copy_ there
                 pool[where] = new
             else:
@@ -97,7 +98,7 @@ class PoolStorage:
     ) -> torch.Tensor:
         reads: list[Read] = step.once(("reads", self._group, self._window), lambda: self._reads(step))
         out = [self._attend_read(read, queries, scale, softcap, sinks) for read in reads]
-        return out[0] if len(out) == 1 else torch.cat(out)
+        return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
     def _attend_read(
         self,
@@ -107,15 +108,19 @@ class PoolStorage:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Of a step's queries those of the read: [end - start, heads, value_dim]."""
-        many = (read.end - read.start) // read.rows
+        """Of a step's queries those of the read: [1, end - start, heads, value_dim]."""
+        rows = queries
+        if (taking := read.end - read.start) < queries.shape[2]:
+            rows = rows.narrow(2, read.start, taking)
         keys, values = (
-            taken(pool, read.where).unflatten(0, (many, -1)).transpose(1, 2)
-            for pool in (self.keys, self.values)
+            taken(pool, read.where).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values)
         )
-        rows = queries[read.start : read.end].unflatten(0, (many, read.rows)).transpose(1, 2)
-        result = attention(rows, keys, values, read, scale, softcap, sinks)
-        return result.transpose(1, 2).flatten(0, 1)
+        if (many := taking // read.rows) > 1:  # [1, heads, many · rows, …] → [many, heads, rows, …]
+            rows, keys, values = (
+                array.squeeze(0).unflatten(1, (many, -1)).transpose(0, 1) for array in (rows, keys, values)
+            )
+        result = attention(rows, keys, values, read, scale, softcap, sinks).transpose(1, 2)
+        return result if many == 1 else result.flatten(0, 1).unsqueeze(0)
 
     def _reads(self, step: Step) -> list[Read]:
         """Decode rows in buckets, all else by segment."""
@@ -157,16 +162,21 @@ class PoolStorage:
         return send(added[:, None], self.keys.device)
 
 
-def _pool(
-    num_slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def _pool(num_slots: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU a head's slots follow one another: the products of attention go over one head at a time."""
+    heads, head_dim = shape
     if device.type == "cpu":
         return torch.zeros(heads, num_slots, head_dim, dtype=dtype).transpose(0, 1)
     return torch.zeros(num_slots, heads, head_dim, dtype=dtype, device=device)
 
 
 def taken(pool: Any, where: Place) -> torch.Tensor:
-    return pool[where] if isinstance(where, slice) else pool.index_select(0, where)
+    """[n, kv_heads, head_dim], laid out as the pool is."""
+    if isinstance(where, slice):
+        return pool[where]
+    if isinstance(pool, torch.Tensor) and not pool.is_contiguous():
+        return pool.transpose(0, 1).index_select(1, where).transpose(0, 1)
+    return pool.index_select(0, where)
 
 
 def attention(

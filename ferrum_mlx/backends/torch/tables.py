@@ -137,12 +137,13 @@ class TableStorage(PoolStorage):
         if self.kernel is None:
             return super().attend(step, queries, scale, softcap, sinks)
         plan: Plan = step.once(("plan", self._group, self._window), lambda: self._plan(step))
-        out = queries.new_empty(*queries.shape[:2], self.values.shape[2])
+        rows = queries[0].transpose(0, 1)
+        out = queries.new_empty(*rows.shape[:2], self.values.shape[2])
         if plan.tables is not None:
-            self.kernel(queries, self.keys, self.values, plan.tables, out, how)
+            self.kernel(rows, self.keys, self.values, plan.tables, out, how)
         for read in plan.reads:
-            out[read.start : read.end] = self._attend_read(read, queries, scale, softcap, sinks)
-        return out
+            out[read.start : read.end] = self._attend_read(read, queries, scale, softcap, sinks)[0]
+        return out[None]
 
     def _plan(self, step: Step) -> Plan:
         short = [segment for segment in step.segments if segment.num_rows <= MAX_ROWS]
