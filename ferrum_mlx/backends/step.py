@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from ferrum_mlx.batch import IN_FLIGHT, UnifiedBatch, UnifiedItem
 from ferrum_mlx.kv.manager import KVManager
 
 V = TypeVar("V")
+LONG_RUN = 64  # keys that are worth a product of their own; shorter runs are gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class Segment:
     def first_key(self, window: int | None) -> int:
         """First position that any row attends to."""
         return 0 if window is None else max(0, self.pos_offset - window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Keys start … end - 1 of those that a segment attends to lie in consecutive slots."""
+
+    slots: slice
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +145,17 @@ class Step:
         return self.once(
             ("keys", segment.cache_id, group, first), lambda: as_run(self._at(segment, group, first))
         )
+
+    def key_runs(self, segment: Segment, group: int, window: int | None) -> list[Run]:
+        """Where the keys that a segment attends to lie, in their order; none if that is in many places."""
+        first = segment.first_key(window)
+        where, length = self.key_slots(segment, group, first), segment.context_len - first
+        if isinstance(where, slice):
+            return [Run(where, 0, length)]
+        edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
+        if len(edges) * LONG_RUN > length:
+            return []
+        return [Run(slice(int(where[a]), int(where[a]) + b - a), a, b) for a, b in pairwise(edges)]
 
     @property
     def block_size(self) -> int:

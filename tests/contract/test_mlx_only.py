@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from ferrum_mlx.backends.mlx import host_attention
+from ferrum_mlx.backends import step as backend_step
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.batch import IN_FLIGHT, UnifiedBatch
 from ferrum_mlx.capacity import KvSlotRequest
@@ -141,7 +141,7 @@ def test_keys_in_many_places_are_read_as_those_in_one(monkeypatch: pytest.Monkey
     """Blocks of two sequences in turns, gathered or read where they lie, against one sequence alone."""
 
     def decoded(least: int, apart: bool) -> np.ndarray:
-        monkeypatch.setattr(host_attention, "LONG_RUN", least)
+        monkeypatch.setattr(backend_step, "LONG_RUN", least)
         executor = build(host=True)
         for storage in executor._packed.storages:
             storage.keys[:] = storage.values[:] = np.nan  # what nobody wrote must not be seen
@@ -156,14 +156,14 @@ def test_keys_in_many_places_are_read_as_those_in_one(monkeypatch: pytest.Monkey
     want = decoded(1000, apart=False)
     for least in (1, 1000):
         np.testing.assert_allclose(decoded(least, apart=True), want, atol=1e-4)
-    original = host_attention.HostStorage._runs
+    original = backend_step.Step.key_runs
 
     def swapped(*args: Any) -> Any:
         """Negative control: whole blocks are read from the first one's place."""
         runs = original(*args)
-        return [replace(run, where=runs[0].where) if run.end - run.start == 4 else run for run in runs]
+        return [replace(run, slots=runs[0].slots) if run.end - run.start == 4 else run for run in runs]
 
-    monkeypatch.setattr(host_attention.HostStorage, "_runs", swapped)
+    monkeypatch.setattr(backend_step.Step, "key_runs", swapped)
     assert np.abs(decoded(1, apart=True) - want).max() > 0.1
 
 

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from ferrum_mlx.backends.mlx.host_quantized import HostPool
-from ferrum_mlx.backends.step import KeyBlocks, Segment, Step, as_run, visible
+from ferrum_mlx.backends.step import KeyBlocks, Run, Segment, Step, as_run, visible
 
-LONG_RUN = 64  # keys that are worth a product of their own; shorter runs are gathered
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Keys start … end - 1 of those that a row sees, and their slots."""
-
-    where: slice
-    start: int
-    end: int
-
-
-_Part: TypeAlias = tuple[slice | np.ndarray, "list[list[_Run]] | KeyBlocks"]  # rows, and what they read
+_Part: TypeAlias = tuple[slice | np.ndarray, "list[list[Run]] | KeyBlocks"]  # rows, and what they read
 
 
 class HostStorage:
@@ -108,7 +94,7 @@ class HostStorage:
         read as they are, and those whose blocks have to be gathered."""
         parts: list[_Part] = []
         for bucket in step.decode_buckets():
-            runs = {segment: self._runs(step, segment, window) for segment in bucket}
+            runs = {segment: step.key_runs(segment, self._group, window) for segment in bucket}
             near = [segment for segment in bucket if runs[segment]]
             far = [segment for segment in bucket if not runs[segment]]
             if near:
@@ -117,19 +103,8 @@ class HostStorage:
                 parts.append((_rows_of(far), step.key_blocks(far, self._group, window)))
         return parts
 
-    def _runs(self, step: Step, segment: Segment, window: int | None) -> list[_Run]:
-        """Where a sequence's keys lie, in their order; none if that is in many places."""
-        first = segment.first_key(window)
-        where, length = step.key_slots(segment, self._group, first), segment.context_len - first
-        if isinstance(where, slice):
-            return [_Run(where, 0, length)]
-        edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
-        if len(edges) * LONG_RUN > length:
-            return []
-        return [_Run(slice(where[a], where[a] + b - a), a, b) for a, b in pairwise(edges)]
-
     def _attend_in_place(
-        self, reads: Sequence[Sequence[_Run]], rows: np.ndarray, sinks: np.ndarray | None
+        self, reads: Sequence[Sequence[Run]], rows: np.ndarray, sinks: np.ndarray | None
     ) -> np.ndarray:
         """Products where the keys of each sequence lie, the softmax of all at once."""
         heads, value_dim = self.values.shape[1:]
@@ -138,13 +113,13 @@ class HostStorage:
         scores = np.full((*by_head.shape[:3], longest), -np.inf, dtype=np.float32)
         for query, runs, score in zip(by_head, reads, scores, strict=True):
             for run in runs:
-                score[..., run.start : run.end] = query @ self.keys[run.where].transpose(1, 2, 0)
+                score[..., run.start : run.end] = query @ self.keys[run.slots].transpose(1, 2, 0)
         total = softmax_(scores, None if sinks is None else sinks.reshape(heads, -1, 1))
         out = np.empty((*by_head.shape[:3], value_dim), dtype=np.float32)
         for weights, runs, result in zip(scores, reads, out, strict=True):
-            np.matmul(weights[..., : runs[0].end], self.values[runs[0].where].swapaxes(0, 1), out=result)
+            np.matmul(weights[..., : runs[0].end], self.values[runs[0].slots].swapaxes(0, 1), out=result)
             for run in runs[1:]:
-                result += weights[..., run.start : run.end] @ self.values[run.where].swapaxes(0, 1)
+                result += weights[..., run.start : run.end] @ self.values[run.slots].swapaxes(0, 1)
         out /= total
         return out.reshape(len(rows), -1, value_dim)
 

@@ -84,8 +84,8 @@ class ExactStorage(PoolStorage):
             for row, position in enumerate(range(segment.pos_offset, segment.context_len), segment.start):
                 begin = 0 if self._window is None else max(0, position - self._window + 1 - first)
                 seen = slice(begin, position + 1 - first)
-                own = [array[seen].clone().transpose(0, 1)[None] for array in (keys, values)]
+                own_keys, own_values = (array[seen].clone().transpose(0, 1)[None] for array in (keys, values))
                 alone = queries[:, :, row : row + 1].clone(memory_format=torch.contiguous_format)
-                result = explicit_attention(alone, own[0], own[1], None, scale, softcap, sinks)
+                result = explicit_attention(alone, [(own_keys, own_values)], None, scale, softcap, sinks)
                 out.append(result[0, :, 0])
         return torch.stack(out)[None]

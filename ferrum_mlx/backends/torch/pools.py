@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -9,12 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ferrum_mlx.backends.step import Segment, Step, visible
+from ferrum_mlx.backends.step import Run, Segment, Step, visible
 from ferrum_mlx.backends.torch.device import send, upload
 from ferrum_mlx.backends.torch.layers import LayerKV, Shape
 from ferrum_mlx.backends.torch.quantized import QuantizedPool
 
 Place: TypeAlias = slice | torch.Tensor  # slots of a pool: consecutive ones, or any [n] int64
+KeysAndValues: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # [n, kv_heads, length, …] each
+FEW_ROWS = 16  # of a segment; more of them are worth one copy of scattered keys
 
 
 class PagedStorage(Protocol):
@@ -45,7 +48,7 @@ class Read:
 
     Attributes:
         rows: queries a sequence; end - start is a multiple of it.
-        where: key slots; [sequences · length] if there are several sequences.
+        where: key slots; [sequences · length] if there are several sequences; runs are read as they lie.
         mask: added to the scores, [sequences or 1, 1, rows, length]; None sees all.
         causal: the mask is the plain triangle of a prompt from its first token on.
     """
@@ -53,7 +56,7 @@ class Read:
     start: int
     end: int
     rows: int
-    where: Place
+    where: Place | list[Run]
     mask: torch.Tensor | None = None
     causal: bool = False
 
@@ -112,15 +115,20 @@ class PoolStorage:
         rows = queries
         if (taking := read.end - read.start) < queries.shape[2]:
             rows = rows.narrow(2, read.start, taking)
-        keys, values = (
-            taken(pool, read.where).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values)
-        )
+        if isinstance(read.where, list):
+            parts = [self._keys_and_values(run.slots) for run in read.where]
+            return explicit_attention(rows, parts, read.mask, scale, softcap, sinks).transpose(1, 2)
+        keys, values = self._keys_and_values(read.where)
         if (many := taking // read.rows) > 1:  # [1, heads, many · rows, …] → [many, heads, rows, …]
             rows, keys, values = (
                 array.squeeze(0).unflatten(1, (many, -1)).transpose(0, 1) for array in (rows, keys, values)
             )
         result = attention(rows, keys, values, read, scale, softcap, sinks).transpose(1, 2)
         return result if many == 1 else result.flatten(0, 1).unsqueeze(0)
+
+    def _keys_and_values(self, where: Place) -> KeysAndValues:
+        keys, values = (taken(pool, where).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values))
+        return keys, values
 
     def _reads(self, step: Step) -> list[Read]:
         """Decode rows in buckets, all else by segment."""
@@ -135,20 +143,27 @@ class PoolStorage:
             mask = None if seen.all() else self._mask(seen[:, None])
             where = self._to_device(slots.reshape(-1))
             reads.append(Read(bucket[0].start, bucket[-1].end, 1, where, mask))
-        for segment in alone:
-            first = segment.first_key(self._window)
-            where = self._to_device(step.key_slots(segment, self._group, first))
-            reads.append(self._read_of(segment, first, where))
+        reads += [self._read_of(step, segment) for segment in alone]
         return sorted(reads, key=lambda read: read.start)
 
-    def _read_of(self, segment: Segment, first: int, where: Place) -> Read:
+    def _read_of(self, step: Step, segment: Segment) -> Read:
+        first = segment.first_key(self._window)
         rows, length = segment.num_rows, segment.context_len - first
         cut = self._window is not None and length > self._window
         causal = rows > 1 and rows == length and not cut
         mask = None
         if rows > 1 and not causal:
             mask = self._mask(visible(segment, first, self._window)[None])
-        return Read(segment.start, segment.end, rows, where, mask, causal)
+        return Read(segment.start, segment.end, rows, self._where(step, segment, first), mask, causal)
+
+    def _where(self, step: Step, segment: Segment, first: int) -> Place | list[Run]:
+        where = step.key_slots(segment, self._group, first)
+        if isinstance(where, slice):
+            return where
+        on_host = isinstance(self.keys, torch.Tensor) and self.keys.device.type == "cpu"
+        few = on_host and segment.num_rows <= FEW_ROWS
+        runs = step.key_runs(segment, self._group, self._window) if few else []
+        return runs or self._to_device(where)
 
     def _to_device(self, slots: slice | np.ndarray) -> Place:
         if isinstance(slots, slice):
@@ -191,7 +206,7 @@ def attention(
     """softmax(q · k) · v; queries [n, heads, rows, head_dim], keys and values [n, kv_heads, length, …]."""
     # torch's own attention on MPS: a crash over shared kv heads in 2.6, later wrong where values are narrower
     if softcap is not None or sinks is not None or queries.device.type == "mps":
-        return explicit_attention(queries, keys, values, _mask_of(read, queries), scale, softcap, sinks)
+        return explicit_attention(queries, [(keys, values)], _mask_of(read, queries), scale, softcap, sinks)
     return F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=read.mask, is_causal=read.causal, scale=scale, enable_gqa=True
     )
@@ -206,8 +221,7 @@ def _mask_of(read: Read, queries: torch.Tensor) -> torch.Tensor | None:
 
 def explicit_attention(
     queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    parts: Sequence[KeysAndValues],
     mask: torch.Tensor | None,
     scale: float,
     softcap: float | None,
@@ -216,14 +230,16 @@ def explicit_attention(
     """As `attention`, step by step, with a cap on the scores and with sinks.
 
     Args:
+        parts: keys and values, one piece behind the other.
         softcap: scores become softcap · tanh(score / softcap).
         sinks: [heads], one logit a head that takes part in the softmax without a value.
     """
     n, heads, rows, _ = queries.shape
-    kv_heads = keys.shape[1]
+    kv_heads = parts[0][0].shape[1]
     # the queries of a kv head together
     folded = (queries * scale).reshape(n, kv_heads, -1, queries.shape[-1])
-    scores = (folded @ keys.transpose(2, 3)).reshape(n, heads, rows, -1)
+    scores = torch.cat([folded @ keys.transpose(2, 3) for keys, _ in parts], dim=-1)
+    scores = scores.reshape(n, heads, rows, -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
@@ -232,7 +248,10 @@ def explicit_attention(
     if sinks is not None:
         sink = sinks.float()[None, :, None, None].expand(n, -1, rows, 1)
         scores = torch.cat([scores, sink], dim=-1)
-    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    weights = torch.softmax(scores, dim=-1).to(queries.dtype)
     if sinks is not None:
         weights = weights[..., :-1]
-    return (weights.reshape(n, kv_heads, heads // kv_heads * rows, -1) @ values).reshape(n, heads, rows, -1)
+    by_head = weights.reshape(n, kv_heads, heads // kv_heads * rows, -1)
+    lengths = [values.shape[2] for _, values in parts]
+    out = [w @ values for w, (_, values) in zip(by_head.split(lengths, dim=-1), parts, strict=True)]
+    return sum(out[1:], out[0]).reshape(n, heads, rows, -1)

@@ -170,7 +170,7 @@ class _Side:
         self._whole, self._sizes = whole, sizes
 
     def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return [part.contiguous() for part in self._whole(x).split(self._sizes, -1)]
+        return [part.contiguous() for part in self._whole(x).split_with_sizes(self._sizes, -1)]
 
 
 @contextmanager

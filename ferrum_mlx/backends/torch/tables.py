@@ -92,8 +92,7 @@ def attend(
     mask = torch.zeros_like(seen, dtype=queries.dtype).masked_fill_(~seen, -torch.inf)[:, None]
     result = explicit_attention(
         queries[rows].transpose(1, 2),
-        keys[slots].transpose(1, 2),
-        values[slots].transpose(1, 2),
+        [(keys[slots].transpose(1, 2), values[slots].transpose(1, 2))],
         mask,
         how.scale,
         how.softcap,
@@ -147,12 +146,7 @@ class TableStorage(PoolStorage):
 
     def _plan(self, step: Step) -> Plan:
         short = [segment for segment in step.segments if segment.num_rows <= MAX_ROWS]
-        reads = []
-        for segment in step.segments:
-            if segment.num_rows > MAX_ROWS:
-                first = segment.first_key(self._window)
-                where = self._to_device(step.key_slots(segment, self._group, first))
-                reads.append(self._read_of(segment, first, where))
+        reads = [self._read_of(step, s) for s in step.segments if s.num_rows > MAX_ROWS]
         if not short:
             return Plan(None, reads)
         tables = step.once(

@@ -90,7 +90,7 @@ class PackedLinear(nn.Module):
             return x.new_zeros(*x.shape[:-1], self.out_features)
         flat = x.reshape(-1, self.in_features)
         if x.numel() <= self.FEW * self.in_features:
-            y = self.few(flat.to(torch.bfloat16)).to(x.dtype)
+            y = self.few(flat.bfloat16()).to(x.dtype)
         else:
             y = self.many(flat.to(wide())).to(x.dtype)
         if self.bias is not None:

@@ -124,7 +124,7 @@ def test_attention_step_by_step_is_torchs_own(heads: int, kv_heads: int, value_d
     want = F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=read.mask, is_causal=read.causal, scale=0.3, enable_gqa=True
     )
-    got = explicit_attention(queries, keys, values, _mask_of(read, queries), 0.3, None, None)
+    got = explicit_attention(queries, [(keys, values)], _mask_of(read, queries), 0.3, None, None)
     assert got.shape == want.shape
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
 
