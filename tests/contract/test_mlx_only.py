@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 
-from ferrum_mlx.backends import step as backend_step
 from ferrum_mlx.backends.mlx.executor import MLXExecutor
 from ferrum_mlx.batch import IN_FLIGHT, UnifiedBatch
 from ferrum_mlx.capacity import KvSlotRequest
@@ -135,36 +132,6 @@ def test_one_long_context_does_not_pad_the_short_ones() -> None:
     alone = peak(item(long, [3], 1900))
     together = peak(item(long, [3], 1901), *(item(s, [3], 0) for s in short))
     assert together < 3 * alone
-
-
-def test_keys_in_many_places_are_read_as_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two sequences in turns, gathered or read where they lie, against one sequence alone."""
-
-    def decoded(least: int, apart: bool) -> np.ndarray:
-        monkeypatch.setattr(backend_step, "LONG_RUN", least)
-        executor = build(host=True)
-        for storage in executor._packed.storages:
-            storage.keys[:] = storage.values[:] = np.nan  # what nobody wrote must not be seen
-        caches = [admit(executor, PROMPT) for _ in range(2 if apart else 1)]
-        for start in range(0, len(PROMPT), 4):
-            for cache in caches:
-                run(executor, item(cache, PROMPT[start : start + 4], start, is_final_chunk=False))
-        result = run(executor, *(item(cache, [9], len(PROMPT), logits=FULL) for cache in caches))[0]
-        assert result.logits is not None
-        return result.logits[0]
-
-    want = decoded(1000, apart=False)
-    for least in (1, 1000):
-        np.testing.assert_allclose(decoded(least, apart=True), want, atol=1e-4)
-    original = backend_step.Step.key_runs
-
-    def swapped(*args: Any) -> Any:
-        """Negative control: whole blocks are read from the first one's place."""
-        runs = original(*args)
-        return [replace(run, slots=runs[0].slots) if run.end - run.start == 4 else run for run in runs]
-
-    monkeypatch.setattr(backend_step.Step, "key_runs", swapped)
-    assert np.abs(decoded(1, apart=True) - want).max() > 0.1
 
 
 @pytest.mark.parametrize("host", [False, True])

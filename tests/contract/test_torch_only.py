@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ferrum_mlx.backends import step as backend_step
 from ferrum_mlx.backends.torch import layers
 from ferrum_mlx.backends.torch.executor import TorchExecutor
 from ferrum_mlx.backends.torch.reference import generate as library_generate
@@ -77,36 +76,6 @@ def test_one_long_context_does_not_pad_the_short_ones() -> None:
     together = allocated(item(long, [3], 1901), *(item(s, [3], 0) for s in short))
     padded = 20 * 1900 * 2 * 8 * 4  # the keys of one layer, had the short ones been padded
     assert together - alone < padded
-
-
-@pytest.mark.parametrize("rows", [1, 3], ids=["decode", "verify"])
-def test_keys_in_many_places_are_read_as_those_in_one(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two sequences in turns, gathered or read where they lie, against one sequence alone."""
-
-    def rows_of(least: int, apart: bool) -> np.ndarray:
-        monkeypatch.setattr(backend_step, "LONG_RUN", least)
-        executor = build()
-        caches = [admit(executor, PROMPT) for _ in range(2 if apart else 1)]
-        for start in range(0, len(PROMPT), 4):
-            for cache in caches:
-                run(executor, item(cache, PROMPT[start : start + 4], start, is_final_chunk=False))
-        last = item(caches[0], [9, 8, 7][:rows], len(PROMPT), logits=FULL, verify=rows > 1)
-        logits = run(executor, last)[0].logits
-        assert logits is not None
-        return logits
-
-    want = rows_of(1000, apart=False)
-    for least in (1, 1000):
-        np.testing.assert_allclose(rows_of(least, apart=True), want, atol=1e-4)
-    original = backend_step.Step.key_runs
-
-    def swapped(*args: Any) -> Any:
-        """Negative control: whole blocks are read from the first one's place."""
-        runs = original(*args)
-        return [replace(run, slots=runs[0].slots) if run.end - run.start == 4 else run for run in runs]
-
-    monkeypatch.setattr(backend_step.Step, "key_runs", swapped)
-    assert np.abs(rows_of(1, apart=True) - want).max() > 0.1
 
 
 def test_shutdown_gives_the_weights_back() -> None:
