@@ -105,20 +105,18 @@ def test_ten_at_once_with_exact_numerics(
     together(make(smollm2, block_size, chunk, "exact"), codec, block_size, chunk)
 
 
-def test_a_shifted_slot_is_seen(
+def test_a_shifted_block_is_seen(
     smollm2: ResolvedModel, codec: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: a first block read from the second's place changes the ids."""
     executor = make(smollm2, 16, 64)
-    true = executor.kv.slot_mapping
+    true = executor.kv.block_table
 
-    def shifted(cache_id: int, group: int, start: int, end: int):
-        slots = true(cache_id, group, start, end)
-        if end - start > 64:
-            slots[:16] = slots[16:32]
-        return slots
+    def shifted(cache_id: int, group: int) -> list[int]:
+        table = true(cache_id, group)
+        return [table[1], *table[1:]] if len(table) > 4 else table  # the first 64 tokens are written by then
 
-    monkeypatch.setattr(executor.kv, "slot_mapping", shifted)
+    monkeypatch.setattr(executor.kv, "block_table", shifted)
     engine, events = engine_of(executor, codec, 16, 64), []
     engine.submit(Submit("0", golden.stored()["prompts"][1], GREEDY))
     while engine.has_work():
