@@ -18,6 +18,7 @@ from ferrum_mlx.config import DEFAULT_CONTEXT
 from ferrum_mlx.errors import FerrumError, UsageError
 
 if TYPE_CHECKING:
+    from ferrum_mlx.gguf import GGUFFile
     from ferrum_mlx.hub import ModelStatus
 
 # How weights are kept: by MLX on Metal and on a CPU; by torch packed and in float32 on a CPU, and on a GPU.
@@ -134,7 +135,9 @@ def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
         UsageError: they have not; loading them would swap, or end the process.
         ModelFileError: a file that is not sound.
     """
-    needed = weights_of(resolved.path, resolved.card).kept(route, free)
+    is_gguf = resolved.format == "gguf"
+    weights = _of_gguf(resolved.gguf) if is_gguf else _of_folder(resolved.path, resolved.card)
+    needed = weights.kept(route, free)
     if needed <= free:
         return
     other = "a smaller model"
@@ -153,14 +156,10 @@ def weights_of(path: Path, card: Card | None = None) -> Weights:
         ModelFileError: a file that is not sound.
     """
     if path.is_file():
-        return _of_gguf(path)
-    nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-    packed = checkpoint.read_json(path / "config.json").get("quantization")
-    if isinstance(packed, dict) and isinstance(bits := packed.get("bits"), int) and 0 < bits < 16:
-        values = int(nbytes * 8 / (bits + 0.5))  # a scale and a bias of 16 bits for 64 values
-    else:
-        values = sum(map(math.prod, checkpoint.stored_shapes(path).values()))
-    return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
+        from ferrum_mlx.gguf import GGUFFile
+
+        return _of_gguf(GGUFFile(path))
+    return _of_folder(path, card)
 
 
 def route_here(backend: str = "") -> Route:
@@ -185,10 +184,14 @@ def gigabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def _of_gguf(path: Path) -> Weights:
-    from ferrum_mlx.gguf import GGUFFile
+def _of_folder(path: Path, card: Card | None) -> Weights:
+    nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
+    values = checkpoint.num_values(path)
+    return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
 
-    tensors = GGUFFile(path).tensors
+
+def _of_gguf(gguf: GGUFFile) -> Weights:
+    tensors = gguf.tensors
     sizes = [(math.prod(each.shape), each.nbytes, each.type) for each in tensors.values()]
     on_metal = sum(values * _AFFINE_BITS.get(kind, 32) // 8 for values, _, kind in sizes)
     values, nbytes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
