@@ -200,14 +200,14 @@ def test_memory_that_ends_while_values_are_read(tmp_path: Path, monkeypatch: pyt
 
 def test_values_are_read_one_tensor_at_a_time(tmp_path: Path) -> None:
     paths = [f"model.layers.{layer}.mlp.up_proj" for layer in range(8)]
-    write_peft(tmp_path, dict.fromkeys(paths, (30_000, 30_000)), 1)
-    largest, kept = 4 * RANK * 30_000, 8 * 2 * 4 * RANK * 30_000
+    write_peft(tmp_path, dict.fromkeys(paths, (100_000, 8)), 1)
+    largest, kept = 4 * RANK * 100_000, 8 * 4 * RANK * (100_000 + 8)
     read_adapter("a", tmp_path)  # imports and caches are no part of it
     tracemalloc.start()
     read_adapter("a", tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert kept < peak < kept + 4 * largest
+    assert kept < peak < kept + 3 * largest
 
 
 def test_a_million_targets_take_no_longer_than_a_few(tmp_path: Path) -> None:
