@@ -42,14 +42,30 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelFileError: it is not there, not JSON, no object, or larger or nested deeper than any real one.
     """
     try:
-        if (size := path.stat().st_size) > MAX_JSON:
-            raise ModelFileError(f"{path} has {size} bytes", f"at most {MAX_JSON} are read", _AGAIN)
+        check_file(path, MAX_JSON)
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not sound JSON: {one_line(error)}", next_step=_AGAIN) from error
     if not isinstance(found, dict):
         raise ModelFileError(f"{path} holds no JSON object", next_step=_AGAIN)
     return found
+
+
+def check_file(path: Path, most: int | None = None) -> None:
+    """Whether a file can be read to its end.
+
+    Args:
+        most: bytes that it may have.
+
+    Raises:
+        ModelFileError: it is too large, or none: a pipe waits for ever, a device has no end, a link may lead
+            to itself.
+    """
+    if not path.is_file():
+        there = path.exists() or path.is_symlink()
+        raise ModelFileError(f"{path} {'is no file' if there else 'is not there'}", next_step=_AGAIN)
+    if most is not None and (nbytes := path.stat().st_size) > most:
+        raise ModelFileError(f"{path} has {nbytes} bytes", f"at most {most} are read", _AGAIN)
 
 
 def check_folder(folder: Path) -> Shapes:
@@ -175,6 +191,8 @@ def _weights_files(folder: Path) -> list[Path]:
             found.add(file)
     if not found:
         raise ModelFileError(f"{folder} has no model*.safetensors", next_step=_AGAIN)
+    for file in found:
+        check_file(file)
     return sorted(found)
 
 

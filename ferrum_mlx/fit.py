@@ -182,8 +182,8 @@ def free_here(route: Route) -> int | None:
 
 
 def _of_folder(path: Path, card: Card | None) -> Weights:
+    values = checkpoint.num_values(path)  # first: it checks the files
     nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-    values = checkpoint.num_values(path)
     return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
 
 

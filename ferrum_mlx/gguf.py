@@ -74,6 +74,8 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():  # a pipe waits for ever
+            raise ModelFileError(f"cannot read {self.path}: it is no file")
         try:
             with open(self.path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

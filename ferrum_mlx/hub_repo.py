@@ -160,7 +160,7 @@ def _compare(source: HubSource, found: str, hub_checks: bool, say: Callable[[str
 
 def _discard(path: Path) -> None:
     """Delete a file of a snapshot, and what it links to."""
-    path.resolve().unlink()
+    _target(path).unlink()
     path.unlink(missing_ok=True)
 
 
@@ -204,7 +204,7 @@ def remove(source: HubSource) -> int:
     with unused(_lock(source), source.label):
         freed = 0
         for left in _unlinked(source):
-            freed += left.stat().st_size
+            freed += left.lstat().st_size
             left.unlink()
         revisions = [
             rev.commit_hash for repo in repos() if repo.repo_id == source.repo for rev in repo.revisions
@@ -221,7 +221,7 @@ def partial_size(source: HubSource) -> int:
     total = 0
     for left in _unlinked(source):
         with contextlib.suppress(FileNotFoundError):  # another process is done with it
-            total += left.stat().st_size if left.suffix != ".incomplete" else 0
+            total += left.lstat().st_size if left.suffix != ".incomplete" else 0
     return total
 
 
@@ -247,8 +247,13 @@ def _blobs(source: HubSource) -> Path:
 def _unlinked(source: HubSource) -> list[Path]:
     """What no revision has: beginnings of files, and whole ones of a download that did not get to its end."""
     blobs = _blobs(source)
-    linked = {link.resolve() for link in blobs.parent.glob("snapshots/**/*") if link.is_symlink()}
-    return [blob for blob in blobs.glob("*") if blob.resolve() not in linked]
+    linked = {_target(link) for link in blobs.parent.glob("snapshots/**/*") if link.is_symlink()}
+    return [blob for blob in blobs.glob("*") if _target(blob) not in linked]
+
+
+def _target(link: Path) -> Path:
+    """Where a link leads; a loop, which Path.resolve raises RuntimeError for, leads to itself."""
+    return Path(os.path.realpath(link))
 
 
 def _lock(source: HubSource) -> Path:
@@ -341,7 +346,7 @@ def _link(source: HubSource, commit: str, *, ignore: list[str]) -> Path:
 def _check(source: HubSource, folder: Path, file: RepoSibling) -> None:
     """What the library fetched itself, under another name, is checked here; it is not kept if altered."""
     path, digest = folder / file.rfilename, _digest(file)
-    if digest is None or path.resolve().name == digest or not is_altered(path, digest):
+    if digest is None or _target(path).name == digest or not is_altered(path, digest):
         return
     _discard(path)
     raise DownloadError(
