@@ -203,6 +203,9 @@ def remove(source: HubSource) -> int:
 
     with unused(_lock(source), source.label):
         freed = 0
+        for link in _blobs(source).parent.glob("snapshots/**/*"):
+            if link.is_symlink() and not link.exists():  # the library would leave the repository alone
+                link.unlink()
         for left in _unlinked(source):
             freed += left.lstat().st_size
             left.unlink()

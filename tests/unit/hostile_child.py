@@ -165,7 +165,7 @@ def _value_end(data: bytes, at: int) -> int:
 
 
 def retyped(data: bytes, rng: random.Random) -> bytes:
-    """A sound GGUF with other values, mostly of other types, behind one or two of its keys."""
+    """A sound GGUF with other values behind one or two of its keys, a third of them of the same type."""
     tensors, count = struct.unpack_from("<QQ", data, 8)
     at, pairs = 24, []
     for _ in range(count):
@@ -180,8 +180,10 @@ def retyped(data: bytes, rng: random.Random) -> bytes:
     values = data[at + -at % 32 :]
     for _ in range(rng.randint(1, 2)):
         place = rng.randrange(count)
-        other = rng.choice(pairs)[1] if rng.randrange(4) == 0 else rng.choice(ODD)
-        pairs[place] = (pairs[place][0], other)
+        key, value = pairs[place]
+        others = rng.choice(([other for _, other in pairs], ODD, ODD, ODD))
+        same = [other for other in (*others, value) if other[:4] == value[:4]]
+        pairs[place] = (key, rng.choice(same if rng.randrange(3) == 0 else others))
     header = data[:24] + b"".join(key + value for key, value in pairs) + data[directory:at]
     return header + bytes(-len(header) % 32) + values
 

@@ -86,16 +86,16 @@ def _load_gguf(resolved: ResolvedModel, quantized: bool) -> tuple[Module, dict[s
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     config["unpacked"] = {kind: nbytes for kind, nbytes in unpacked.items() if kind != "F32"}
-    if bits_of:
-        config["quantization"] = {"group_size": GROUP, "bits": min(bits_of.values())}
-        quantize(
-            model,
-            group_size=GROUP,
-            class_predicate=lambda layer, _: (
-                {"group_size": GROUP, "bits": bits_of[layer]} if layer in bits_of else False
-            ),
-        )
     try:
+        if bits_of:
+            config["quantization"] = {"group_size": GROUP, "bits": min(bits_of.values())}
+            quantize(
+                model,
+                group_size=GROUP,
+                class_predicate=lambda layer, _: (
+                    {"group_size": GROUP, "bits": bits_of[layer]} if layer in bits_of else False
+                ),
+            )
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
         raise ModelFileError(
