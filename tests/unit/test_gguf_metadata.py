@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,17 @@ import numpy as np
 import pytest
 
 import ferrum_mlx
+from ferrum_mlx import gguf
+from ferrum_mlx.build import build_engine
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import ModelFileError
 from ferrum_mlx.gguf import GGUFFile
 from ferrum_mlx.gguf_config import eos_token_ids, hf_config
 from ferrum_mlx.gguf_tokenizer import build_tokenizer
 from ferrum_mlx.gguf_weights import GGUFWeights
 from ferrum_mlx.tokenizer import Tokenizer
+
+from .hostile_files import write_sentencepiece
 
 TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab"]
 SOUND: dict[str, dict[str, Any]] = {
@@ -123,3 +129,23 @@ def test_one_reader_for_all() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "metadata"
     }
     assert readers == {"gguf.py"}
+
+
+@pytest.mark.parametrize("backend", ["mlx", "torch"])
+def test_a_header_is_read_once_in_a_load(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the check of memory, the tokenizer, the config and the weights together."""
+    pytest.importorskip(backend)
+    read: list[Path] = []
+    reader = gguf._HeaderReader
+
+    def counted(data: mmap.mmap, path: Path) -> gguf._HeaderReader:
+        read.append(path)
+        return reader(data, path)
+
+    monkeypatch.setattr(gguf, "_HeaderReader", counted)
+    write_sentencepiece(tmp_path / "m.gguf")
+    engine = build_engine(EngineConfig(model=str(tmp_path / "m.gguf"), backend=backend, device="cpu"))
+    engine.shutdown()
+    assert read == [tmp_path / "m.gguf"]
