@@ -116,12 +116,20 @@ class GGUFFile:
     def read(self, name: str) -> NDArray[np.float32]:
         """The values of a tensor as float32, in its shape, as the gguf package reads them."""
         tensor = self.tensors[name]
-        return gguf_quants.values(tensor.type, self._bytes(tensor), tensor.shape)
+        values = gguf_quants.values(tensor.type, self._bytes(tensor), tensor.shape)
+        self._let_go()
+        return values
 
     def read_quantized(self, name: str) -> QuantizedTensor | None:
         """Codes, scales and biases of a Q4_0, Q4_1, Q8_0 or Q4_K tensor; None for another type."""
         tensor = self.tensors[name]
-        return gguf_quants.codes(tensor.type, self._bytes(tensor), tensor.shape)
+        codes = gguf_quants.codes(tensor.type, self._bytes(tensor), tensor.shape)
+        self._let_go()
+        return codes
+
+    def _let_go(self) -> None:
+        """Pages of the file that have been read would count as this process's memory while it loads."""
+        self._data.madvise(mmap.MADV_DONTNEED)
 
     def _bytes(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
         return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
