@@ -50,8 +50,8 @@ class Form:
     scale: float
     by_rows: bool
     key: re.Pattern[str]
-    targets: tuple[str, ...] | None
-    excluded: tuple[str, ...] = ()
+    targets: frozenset[str] | None
+    excluded: frozenset[str] = frozenset()
     layers: frozenset[int] | None = None
     last: int | None = None
 
@@ -120,7 +120,7 @@ def _peft(folder: Path, config: dict[str, Any]) -> Form:
         by_rows=True,
         key=_PEFT_KEY,
         targets=_texts(config.get("target_modules")),
-        excluded=_texts(config.get("exclude_modules")) or (),
+        excluded=_texts(config.get("exclude_modules")) or frozenset(),
         layers=frozenset(layers) or None,
     )
 
@@ -143,23 +143,24 @@ def _mlx_lm(folder: Path, config: dict[str, Any]) -> Form:
         scale=_number(where, "scale", parameters.get("scale")),
         by_rows=False,
         key=_MLX_KEY,
-        targets=("",) if keys is None else _texts(keys),
+        targets=frozenset([""]) if keys is None else _texts(keys),
         last=max(last, 0),  # 0 and below: all of them
     )
 
 
-def _ends(path: str, targets: tuple[str, ...]) -> bool:
+def _ends(path: str, targets: frozenset[str]) -> bool:
     """Whether a path is one of the targets, or ends with one; "" is every path's end."""
-    return any(not target or f".{path}".endswith(f".{target}") for target in targets)
+    parts = path.split(".")  # a stranger may name a million targets, a path has a few ends
+    return "" in targets or any(".".join(parts[i:]) in targets for i in range(len(parts)))
 
 
 def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _texts(value: object) -> tuple[str, ...] | None:
+def _texts(value: object) -> frozenset[str] | None:
     """A list of names; None for anything else, such as a pattern."""
-    return tuple(map(str, value)) if isinstance(value, list) else None
+    return frozenset(map(str, value)) if isinstance(value, list) else None
 
 
 def _text(value: object) -> str:

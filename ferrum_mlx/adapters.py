@@ -7,19 +7,26 @@ trained embeddings or biases, experts) is refused by name: half of one would be 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from ferrum_mlx import memory
 from ferrum_mlx.adapter_forms import CONFIG, PLAIN, Form, form_of, layer_of
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line, shown
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, UsageError, cut, one_line, shown
+from ferrum_mlx.plain import size
 
 Places = Mapping[str, tuple[int, int] | str]  # module path → (in, out) of a Linear layer, or what else it is
 _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _AGAIN = "get the adapter again"
+_SMALLER = "take an adapter of a lower rank, or free memory"
+_PIECE = 1 << 20  # bytes that are hashed at a time
 _EXPERTS = ("experts", "switch_mlp")  # each sees some of the rows
 
 
@@ -45,28 +52,42 @@ class Adapter:
         return f"the adapter {shown(self.name)} in {self.folder}"
 
 
+class _Tensor(NamedTuple):
+    """One entry of a file's header; `start` is the byte where its values begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+
+
 def read_adapters(named: Sequence[tuple[str, str]]) -> list[Adapter]:
     """Those of EngineConfig.adapters, in their order.
 
     Raises:
         ModelFileError: files that are missing, truncated or altered.
         UnsupportedModelError: adapters that are more than low-rank changes of Linear layers.
+        UsageError: values that memory has no room for.
     """
     return [read_adapter(name, Path(folder)) for name, folder in named]
 
 
 def read_adapter(name: str, folder: Path) -> Adapter:
     form = form_of(folder)
+    if not form.file.is_file():
+        raise ModelFileError(f"{folder} has no {form.file.name}", next_step=_AGAIN)
     try:
-        if not form.file.is_file():
-            raise ModelFileError(f"{folder} has no {form.file.name}", next_step=_AGAIN)
-        data = form.file.read_bytes()
-        digest = hashlib.blake2b((folder / CONFIG).read_bytes(), digest_size=16)
+        tensors = _tensors(form.file)
+        pairs = _pairs(form, tensors)
+        _check_room(form.file, sum(math.prod(tensor.shape) for tensor in tensors.values()))
+        with open(form.file, "rb") as file:
+            layers = {path: _low_rank(form, file, *pair) for path, pair in pairs.items()}
+            digest = _digest(folder / CONFIG, file)
     except OSError as error:
-        raise ModelFileError(f"{form.file} cannot be read: {error.strerror}") from error
-    digest.update(data)
-    tensors = _tensors(form.file, data)
-    return Adapter(name, folder, form, _layers(form, tensors), digest.hexdigest())
+        raise ModelFileError(f"{form.file} cannot be read: {error.strerror}", next_step=_AGAIN) from error
+    except MemoryError as error:
+        raise UsageError(f"{form.file} needs more memory than is free", next_step=_SMALLER) from error
+    return Adapter(name, folder, form, layers, digest)
 
 
 def check_fits(adapter: Adapter, places: Places) -> None:
@@ -80,7 +101,7 @@ def check_fits(adapter: Adapter, places: Places) -> None:
         place = places.get(path)
         if place is None:
             raise UnsupportedModelError(
-                f"{adapter} changes {path}, which this model does not have",
+                f"{adapter} changes {cut(path, 200)}, which this model does not have",
                 next_step="choose an adapter that was made for this model",
             )
         if isinstance(place, str):
@@ -92,10 +113,10 @@ def check_fits(adapter: Adapter, places: Places) -> None:
             )
         if any(part in _EXPERTS for part in path.split(".")):
             raise UnsupportedModelError(f"{adapter} changes {path}, an expert, which sees only its own rows")
-        size = pair.a.shape[1], pair.b.shape[0]
-        if size != place:
+        ends = pair.a.shape[1], pair.b.shape[0]
+        if ends != place:
             raise UnsupportedModelError(
-                f"{adapter} changes {path} from {size[0]} inputs to {size[1]} outputs",
+                f"{adapter} changes {path} from {ends[0]} inputs to {ends[1]} outputs",
                 f"the model's has {place[0]} and {place[1]}",
                 "choose an adapter that was made for this model",
             )
@@ -121,55 +142,87 @@ def _bare(model: str) -> str:
     return re.sub(r"[-._](\d+-?bit|bf16|fp?16|mlx|q\d\w*|gguf|it|instruct|chat)(?![a-z0-9])", "", name)
 
 
-def _tensors(file: Path, data: bytes) -> dict[str, np.ndarray]:
-    """float32, by name."""
-    from safetensors import SafetensorError, deserialize
+def _tensors(file: Path) -> dict[str, _Tensor]:
+    """What the header says of each, by name; nothing of the values is read."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        found = deserialize(data)  # type: ignore[no-untyped-call]
-    except SafetensorError as error:
+        with safe_open(file, framework="numpy"), open(file, "rb") as opened:  # it checks lengths and offsets
+            start = 8 + int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(start - 8))
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ModelFileError(
             f"{file} is no sound safetensors file: {one_line(error)}", next_step=_AGAIN
         ) from error
+    header.pop("__metadata__", None)
     tensors = {}
-    for name, tensor in found:
-        dtype = _DTYPES.get(tensor["dtype"])
-        if dtype is None:
+    for name, facts in header.items():
+        if facts["dtype"] not in _DTYPES:
             raise UnsupportedModelError(
-                f"{file}: {shown(name)} is of {tensor['dtype']}", f"allowed: {', '.join(_DTYPES)}"
+                f"{file}: {shown(name)} is of {facts['dtype']}", f"allowed: {', '.join(_DTYPES)}"
             )
-        values = np.frombuffer(bytes(tensor["data"]), dtype).reshape(tensor["shape"])
-        if tensor["dtype"] == "BF16":  # the upper half of a float32
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        tensors[name] = values.astype(np.float32)
-        if not np.isfinite(tensors[name]).all():
-            raise ModelFileError(f"{file}: {shown(name)} has values that are not finite", next_step=_AGAIN)
+        tensors[name] = _Tensor(name, tuple(facts["shape"]), facts["dtype"], start + facts["data_offsets"][0])
     return tensors
 
 
-def _layers(form: Form, tensors: Mapping[str, np.ndarray]) -> dict[str, LowRank]:
-    """The pairs of A and B, each checked against the rank."""
-    parts: dict[str, dict[str, np.ndarray]] = {}
-    for name, values in tensors.items():
+def _pairs(form: Form, tensors: Mapping[str, _Tensor]) -> dict[str, tuple[_Tensor, _Tensor]]:
+    """A and B of each layer, checked against the rank."""
+    parts: dict[str, dict[str, _Tensor]] = {}
+    for name, tensor in tensors.items():
         match = form.key.fullmatch(name)
         if match is None:
             raise UnsupportedModelError(f"{form.file} has {shown(name)}", PLAIN)
         path, part = match[1], match[2].lower()
-        if values.ndim != 2:
-            raise UnsupportedModelError(f"{form.file}: {shown(name)} has the shape {values.shape}", PLAIN)
-        values = values if form.by_rows else values.T
-        if values.shape[0 if part == "a" else 1] != form.rank:
+        if len(tensor.shape) != 2:
+            raise UnsupportedModelError(
+                f"{form.file}: {shown(name)} has the shape {shown(tensor.shape)}", PLAIN
+            )
+        if tensor.shape[0 if form.by_rows == (part == "a") else 1] != form.rank:
             raise ModelFileError(
-                f"{form.file}: {shown(name)} has the shape {tensors[name].shape}",
+                f"{form.file}: {shown(name)} has the shape {tensor.shape}",
                 f"allowed: of rank {form.rank}, as {CONFIG} says",
                 _AGAIN,
             )
-        parts.setdefault(path, {})[part] = values
+        parts.setdefault(path, {})[part] = tensor
     if not parts:
         raise ModelFileError(f"{form.file} has no tensors", next_step=_AGAIN)
     for path, pair in parts.items():
         if len(pair) < 2:
             missing = "B" if "a" in pair else "A"
-            raise ModelFileError(f"{form.file} has no {missing} for {path}", next_step=_AGAIN)
-    scale = np.float32(form.scale)
-    return {path: LowRank(pair["a"], scale * pair["b"]) for path, pair in parts.items()}
+            raise ModelFileError(f"{form.file} has no {missing} for {cut(path, 200)}", next_step=_AGAIN)
+    return {path: (pair["a"], pair["b"]) for path, pair in parts.items()}
+
+
+def _check_room(file: Path, values: int) -> None:
+    """They are kept in float32; a file may have holes that take no disk, and a header says any size."""
+    if (needed := 4 * values) > (free := memory.available()):
+        raise UsageError(f"{file} needs {size(needed)} of memory, {size(free)} are free", next_step=_SMALLER)
+
+
+def _low_rank(form: Form, file: BinaryIO, a: _Tensor, b: _Tensor) -> LowRank:
+    parts = [_values(file, form.file, tensor) for tensor in (a, b)]
+    parts[1] *= np.float32(form.scale)
+    return LowRank(*(part if form.by_rows else part.T for part in parts))
+
+
+def _values(file: BinaryIO, where: Path, tensor: _Tensor) -> np.ndarray:
+    """float32"""
+    file.seek(tensor.start)
+    values = np.fromfile(file, _DTYPES[tensor.dtype], math.prod(tensor.shape)).reshape(tensor.shape)
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    values = values.astype(np.float32, copy=False)
+    if not np.isfinite(values).all():
+        raise ModelFileError(
+            f"{where}: {shown(tensor.name)} has values that are not finite", next_step=_AGAIN
+        )
+    return values
+
+
+def _digest(config: Path, file: BinaryIO) -> str:
+    """Of what an adapter's folder says and holds."""
+    digest = hashlib.blake2b(config.read_bytes(), digest_size=16)
+    file.seek(0)
+    while piece := file.read(_PIECE):
+        digest.update(piece)
+    return digest.hexdigest()

@@ -108,11 +108,13 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
     tokenizer = load_tokenizer(resolved)
     load: Callable[..., Loaded] = _backend(backend).load
     loaded = load(resolved, config, narrate)
+    name = resolved.name
+    del resolved  # with the reader of its file, whose mapping would count as memory from here on
 
     def load_draft(model: str) -> Loaded:
         narrate("finding the draft model")
         draft = hub.resolve(model, offline=config.offline, progress=True, backend=backend)
-        check_same_vocabulary(tokenizer, load_tokenizer(draft), resolved.name, draft.name)
+        check_same_vocabulary(tokenizer, load_tokenizer(draft), name, draft.name)
         narrate(f"loading {draft.name}")
         return load(draft, replace(config, model=model, adapters=()), narrate)
 

@@ -94,6 +94,10 @@ def _source(entry: dict[str, Any], where: str) -> Source:
     for name in _HASHES & entry.keys():
         _must(_SHA256.fullmatch, entry[name], f"{where}: {name}", "64 hexadecimal digits")
     if isinstance(source, HubSource):
+        if source.sha256 and not source.file:
+            raise ModelFileError(
+                f"{where} has a sha256, but no file that it is of", "file and sha256, or neither"
+            )
         _must(_REPO.fullmatch, source.repo, f"{where}: repo", "owner/name")
         is_gguf = source.file.endswith(".gguf") and "/" not in source.file
         if is_gguf is not (source.variant == "gguf") or (source.file and not is_gguf):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ferrum_mlx.errors import ModelNotFoundError, UsageError, shown
 from ferrum_mlx.kv.precision import head_bytes
+
+if TYPE_CHECKING:
+    from ferrum_mlx.gguf import GGUFFile
 
 ModelFormat = Literal["safetensors", "gguf"]
 Variant = Literal["safetensors", "mlx-4bit", "gguf"]
@@ -151,7 +154,7 @@ class Choice:
     sources: tuple[Source, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ResolvedModel:
     """A model that lies on this machine, checked.
 
@@ -169,6 +172,17 @@ class ResolvedModel:
     card: Card | None = None
     revision: str = ""
     source: str = "local files"
+
+    @cached_property
+    def gguf(self) -> GGUFFile:
+        """The reader of a GGUF file, for all who load it: its header is read once.
+
+        Raises:
+            ModelFileError, UnsupportedModelError: as GGUFFile does.
+        """
+        from ferrum_mlx.gguf import GGUFFile
+
+        return GGUFFile(self.path)
 
 
 @cache

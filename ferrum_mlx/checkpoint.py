@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line, shown
 from ferrum_mlx.files import inside
@@ -23,8 +23,16 @@ _COUNT = re.compile(r"(_size|_dim|_rank|heads|layers|experts|positions|embedding
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _NESTED = 20  # configs in configs
+_INTEGER_BITS = {"U8": 8, "I32": 32, "U32": 32, "I64": 64}  # of the types that packed codes come in
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Tensor(NamedTuple):
+    """What a header says of a tensor; `dtype` in safetensors' words."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -34,14 +42,30 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelFileError: it is not there, not JSON, no object, or larger or nested deeper than any real one.
     """
     try:
-        if (size := path.stat().st_size) > MAX_JSON:
-            raise ModelFileError(f"{path} has {size} bytes", f"at most {MAX_JSON} are read", _AGAIN)
+        check_file(path, MAX_JSON)
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not sound JSON: {one_line(error)}", next_step=_AGAIN) from error
     if not isinstance(found, dict):
         raise ModelFileError(f"{path} holds no JSON object", next_step=_AGAIN)
     return found
+
+
+def check_file(path: Path, most: int | None = None) -> None:
+    """Whether a file can be read to its end.
+
+    Args:
+        most: bytes that it may have.
+
+    Raises:
+        ModelFileError: it is too large, or none: a pipe waits for ever, a device has no end, a link may lead
+            to itself.
+    """
+    if not path.is_file():
+        there = path.exists() or path.is_symlink()
+        raise ModelFileError(f"{path} {'is no file' if there else 'is not there'}", next_step=_AGAIN)
+    if most is not None and (nbytes := path.stat().st_size) > most:
+        raise ModelFileError(f"{path} has {nbytes} bytes", f"at most {most} are read", _AGAIN)
 
 
 def check_folder(folder: Path) -> Shapes:
@@ -110,19 +134,47 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelFileError: a file that is missing, truncated or altered.
     """
+    return {name: tensor.shape for name, tensor in _stored(folder).items()}
+
+
+def num_values(folder: Path) -> int:
+    """Numbers in a folder's weights, unpacked; codes that are packed into integers are told by the config.
+
+    Raises:
+        ModelFileError: a file that is missing, truncated or altered.
+    """
+    bits = _packed_bits(read_json(folder / "config.json"))
+    counts = (
+        (math.prod(tensor.shape), _INTEGER_BITS.get(tensor.dtype)) for tensor in _stored(folder).values()
+    )
+    return sum(count * width // bits if bits and width else count for count, width in counts)
+
+
+def _packed_bits(config: dict[str, Any]) -> int | None:
+    """Of a code, as MLX, AWQ, GPTQ and MXFP4 checkpoints say; None where nothing is packed."""
+    said = next((config[key] for key in ("quantization", "quantization_config") if config.get(key)), None)
+    if not isinstance(said, dict):
+        return None
+    bits = 4 if said.get("quant_method") == "mxfp4" else said.get("bits")
+    return bits if type(bits) is int and 0 < bits <= 8 else None
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    """Of all tensors, by name."""
     from safetensors import SafetensorError, safe_open
 
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, Tensor] = {}
     for file in _weights_files(folder):
         try:
             with safe_open(file, framework="numpy") as opened:
                 for name in opened.keys():  # noqa: SIM118
-                    shapes[name] = tuple(opened.get_slice(name).get_shape())
+                    entry = opened.get_slice(name)
+                    tensors[name] = Tensor(tuple(entry.get_shape()), entry.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ModelFileError(
                 f"{file} is no sound safetensors file: {one_line(error)}", next_step=_AGAIN
             ) from error
-    return shapes
+    return tensors
 
 
 def _weights_files(folder: Path) -> list[Path]:
@@ -139,6 +191,8 @@ def _weights_files(folder: Path) -> list[Path]:
             found.add(file)
     if not found:
         raise ModelFileError(f"{folder} has no model*.safetensors", next_step=_AGAIN)
+    for file in found:
+        check_file(file)
     return sorted(found)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import ParamSpec, TypeVar
 
 from ferrum_mlx.errors import DownloadError, ModelFileError, shown
+from ferrum_mlx.plain import size
 
 # Told (bytes here, bytes in all) while a download runs; what it raises ends the download.
 Report = Callable[[int, int], None]
@@ -72,7 +73,7 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DownloadError(
-            f"{folder} has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed",
+            f"{folder} has {size(free)} free, {size(needed)} are needed",
             next_step="make room or choose another folder with FERRUM_CACHE (hub models: HF_HOME)",
         )
 

@@ -16,8 +16,10 @@ from ferrum_mlx import checkpoint, memory
 from ferrum_mlx.catalog import Card, ResolvedModel, Source, choose
 from ferrum_mlx.config import DEFAULT_CONTEXT
 from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.plain import size
 
 if TYPE_CHECKING:
+    from ferrum_mlx.gguf import GGUFFile
     from ferrum_mlx.hub import ModelStatus
 
 # How weights are kept: by MLX on Metal and on a CPU; by torch packed and in float32 on a CPU, and on a GPU.
@@ -111,8 +113,8 @@ def fit_of(
     kept = weights.kept(route, free)
     kv = card.kv_bytes(context, KV_BYTES[route], kv_bits) if card else 0
     needed = kept + kv + WORKSPACE
-    of_kv = f"KV of {context:,} tokens {gigabytes(kv)}" if kv else "KV besides"
-    why = f"weights {gigabytes(kept)}, {of_kv}; {gigabytes(free)} are free"
+    of_kv = f"KV of {context:,} tokens {size(kv)}" if kv else "KV besides"
+    why = f"weights {size(kept)}, {of_kv}; {size(free)} are free"
     return Fit(needed, free, needed <= free, why)
 
 
@@ -134,14 +136,16 @@ def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
         UsageError: they have not; loading them would swap, or end the process.
         ModelFileError: a file that is not sound.
     """
-    needed = weights_of(resolved.path, resolved.card).kept(route, free)
+    is_gguf = resolved.format == "gguf"
+    weights = _of_gguf(resolved.gguf) if is_gguf else _of_folder(resolved.path, resolved.card)
+    needed = weights.kept(route, free)
     if needed <= free:
         return
     other = "a smaller model"
     if resolved.card is not None and len(resolved.card.variants) > 1:
         other += f", or another variant ({', '.join(resolved.card.variants)})"
     raise UsageError(
-        f"{resolved.name} needs {gigabytes(needed)} of memory for its weights, {gigabytes(free)} are free",
+        f"{resolved.name} needs {size(needed)} of memory for its weights, {size(free)} are free",
         next_step=f"take {other}, or free memory; see ferrum-mlx models list",
     )
 
@@ -153,14 +157,10 @@ def weights_of(path: Path, card: Card | None = None) -> Weights:
         ModelFileError: a file that is not sound.
     """
     if path.is_file():
-        return _of_gguf(path)
-    nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-    packed = checkpoint.read_json(path / "config.json").get("quantization")
-    if isinstance(packed, dict) and isinstance(bits := packed.get("bits"), int) and 0 < bits < 16:
-        values = int(nbytes * 8 / (bits + 0.5))  # a scale and a bias of 16 bits for 64 values
-    else:
-        values = sum(map(math.prod, checkpoint.stored_shapes(path).values()))
-    return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
+        from ferrum_mlx.gguf import GGUFFile
+
+        return _of_gguf(GGUFFile(path))
+    return _of_folder(path, card)
 
 
 def route_here(backend: str = "") -> Route:
@@ -181,17 +181,17 @@ def free_here(route: Route) -> int | None:
     return memory.cuda_free() if route == "gpu" else free
 
 
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _of_folder(path: Path, card: Card | None) -> Weights:
+    values = checkpoint.num_values(path)  # first: it checks the files
+    nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
+    return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
 
 
-def _of_gguf(path: Path) -> Weights:
-    from ferrum_mlx.gguf import GGUFFile
-
-    tensors = GGUFFile(path).tensors
-    sizes = [(math.prod(each.shape), each.nbytes, each.type) for each in tensors.values()]
-    on_metal = sum(values * _AFFINE_BITS.get(kind, 32) // 8 for values, _, kind in sizes)
-    values, nbytes = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+def _of_gguf(gguf: GGUFFile) -> Weights:
+    tensors = gguf.tensors
+    values = sum(math.prod(each.shape) for each in tensors.values())
+    nbytes = sum(each.nbytes for each in tensors.values())
+    on_metal = sum(math.prod(each.shape) * _AFFINE_BITS.get(each.type, 32) // 8 for each in tensors.values())
     table = math.prod(tensors["token_embd.weight"].shape) if "token_embd.weight" in tensors else 0
     packed = int(_PACKED_BYTES * (values - table)) + _TABLE_BYTES * table
     return Weights(values, nbytes, True, on_metal, packed)

@@ -22,6 +22,7 @@ from ferrum_mlx.gguf_quants import QuantizedTensor
 MAX_HEADER_BYTES = 64 << 20  # the largest known vocabularies need about 15 MB
 MAX_DIMS = 4
 MAX_NAME_BYTES = 1 << 10
+_AGAIN = "download it again or choose another"
 
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
@@ -33,6 +34,10 @@ _DTYPES = {
 }  # fmt: skip
 
 T = TypeVar("T")
+_WORDS: dict[type, str] = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+    list: "a list of texts", np.ndarray: "a list of numbers",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class GGUFFile:
     """A GGUF file of version 2 or 3, its header read and checked; tensor values are read on demand.
 
     Attributes:
-        metadata: key -> str, int, float, bool, list of str, or a numpy array of numbers.
+        metadata: key -> str, int, float, bool, list of str, or a numpy array of numbers; a stranger wrote it,
+            so it is read by `get` and `find`, which check the type.
         tensors: name -> GGUFTensor, in file order.
 
     Raises:
@@ -68,6 +74,8 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():  # a pipe waits for ever
+            raise ModelFileError(f"cannot read {self.path}: it is no file")
         try:
             with open(self.path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -86,24 +94,42 @@ class GGUFFile:
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of `key`, which must be of type `kind`; a missing key without a default is an error."""
-        value = self.metadata.get(key, default)
+        value = self.find(key, kind)
         if value is None:
-            raise ModelFileError(f"{self.path}: the metadata has no {key}")
+            value = default
+        if value is None:
+            raise ModelFileError(f"{self.path}: the metadata has no {key}", next_step=_AGAIN)
+        return value
+
+    def has(self, key: str) -> bool:
+        return key in self.metadata
+
+    def find(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key`, which must be of type `kind`; None where the key is missing."""
+        value = self.metadata.get(key)
         if kind is float and type(value) is int:
             value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ModelFileError(f"{self.path}: {key} is of type {type(value).__name__}, not {kind.__name__}")
-        return value
+        if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+            return value
+        raise ModelFileError(f"{self.path}: {key} is {shown(value)}", f"{_WORDS[kind]} is expected", _AGAIN)
 
     def read(self, name: str) -> NDArray[np.float32]:
         """The values of a tensor as float32, in its shape, as the gguf package reads them."""
         tensor = self.tensors[name]
-        return gguf_quants.values(tensor.type, self._bytes(tensor), tensor.shape)
+        values = gguf_quants.values(tensor.type, self._bytes(tensor), tensor.shape)
+        self._let_go()
+        return values
 
     def read_quantized(self, name: str) -> QuantizedTensor | None:
         """Codes, scales and biases of a Q4_0, Q4_1, Q8_0 or Q4_K tensor; None for another type."""
         tensor = self.tensors[name]
-        return gguf_quants.codes(tensor.type, self._bytes(tensor), tensor.shape)
+        codes = gguf_quants.codes(tensor.type, self._bytes(tensor), tensor.shape)
+        self._let_go()
+        return codes
+
+    def _let_go(self) -> None:
+        """Pages of the file that have been read would count as this process's memory while it loads."""
+        self._data.madvise(mmap.MADV_DONTNEED)
 
     def _bytes(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
         return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
@@ -117,9 +143,7 @@ class _HeaderReader:
         self.limit = min(self.size, MAX_HEADER_BYTES)
 
     def fail(self, what: str) -> ModelFileError:
-        return ModelFileError(
-            f"{self.path} is not a sound GGUF file: {what}", next_step="download it again or choose another"
-        )
+        return ModelFileError(f"{self.path} is not a sound GGUF file: {what}", next_step=_AGAIN)
 
     def take(self, n_bytes: int) -> int:
         """Start of the next n_bytes, after a check that they exist."""

@@ -71,9 +71,8 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
         "eos_token_id": eos_token_ids(gguf),
     }
     for kind, key in (("bos", "bos"), ("pad", "padding")):
-        token_id = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        known = type(token_id) is int and token_id < config["vocab_size"]
-        config[f"{kind}_token_id"] = token_id if known else None
+        token_id = gguf.get(f"tokenizer.ggml.{key}_token_id", int, -1)
+        config[f"{kind}_token_id"] = token_id if 0 <= token_id < config["vocab_size"] else None
     config |= _OWN.get(family.model_type, _plain)(values, config)
     _check_shapes(values, config)
     return config
@@ -82,7 +81,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
 def eos_token_ids(gguf: GGUFFile) -> list[int]:
     """Ids that end a generation: end of text, of turn, of message, as far as the file names them."""
     keys = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
-    return sorted({gguf.get(key, int) for key in keys if key in gguf.metadata})
+    return sorted({gguf.get(key, int) for key in keys if gguf.has(key)})
 
 
 def _plain(values: Values, config: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def _llama(values: Values, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma(values: Values, config: dict[str, Any], largest: int) -> dict[str, Any]:
+def _gemma(config: dict[str, Any], largest: int) -> dict[str, Any]:
     """Of both generations. The scale of attention is in no GGUF: the largest model has one of its own."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     return {
@@ -115,7 +114,7 @@ def _gemma(values: Values, config: dict[str, Any], largest: int) -> dict[str, An
 def _gemma2(values: Values, config: dict[str, Any]) -> dict[str, Any]:
     """Every other layer has a window, the first one too."""
     return {
-        **_gemma(values, config, largest=46),
+        **_gemma(config, largest=46),
         "attn_logit_softcapping": values.positive("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": values.positive("final_logit_softcapping", 30.0),
         "sliding_window": values.size("attention.sliding_window", 4096),
@@ -135,7 +134,7 @@ def _gemma3(values: Values, config: dict[str, Any]) -> dict[str, Any]:
     else:
         layers = {"sliding_window_pattern": 1}
     return {
-        **_gemma(values, config, largest=62),
+        **_gemma(config, largest=62),
         **layers,
         "rope_theta": values.positive("rope.freq_base", 1e6),
         "rope_local_base_freq": values.positive("rope.freq_base_swa", 10000.0),

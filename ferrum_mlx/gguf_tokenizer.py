@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, shown
 from ferrum_mlx.gguf import GGUFFile
@@ -11,7 +15,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_AGAIN = "download it again or choose another"
 _LONGEST = 1024  # characters of a token or merge; real ones have up to about 300
+_MOST_TEXT = 16 << 20  # characters of a list
+_MOST_MERGES = 2 << 20  # that are made here, of scores; trained vocabularies have a few for each token
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -79,7 +86,7 @@ def build_tokenizer(gguf: GGUFFile) -> PreTrainedTokenizerBase:
     _add_bos_and_eos(gguf, backend, kind, special)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        chat_template=gguf.metadata.get("tokenizer.chat_template"),
+        chat_template=gguf.find("tokenizer.chat_template", str),
         clean_up_tokenization_spaces=False,
         **special,
     )
@@ -122,17 +129,14 @@ def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     """SentencePiece's BPE: the pair whose piece has the highest score merges first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = gguf.metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
+    scores = gguf.get("tokenizer.ggml.scores", np.ndarray)
+    if len(scores) != len(tokens) or np.isnan(scores).any():
         raise ModelFileError(f"{gguf.path}: tokenizer.ggml.scores does not give a score for each token")
-    vocab = {token: i for i, token in enumerate(tokens)}
-    pairs = [
-        (-float(scores[i]), token[:cut], token[cut:])
-        for i, token in enumerate(tokens)
-        for cut in range(1, len(token))
-        if token[:cut] in vocab and token[cut:] in vocab
-    ]
+    pairs = list(islice(_pairs(tokens, scores.tolist()), _MOST_MERGES + 1))
+    if len(pairs) > _MOST_MERGES:
+        raise ModelFileError(f"{gguf.path}: its tokens merge in over {_MOST_MERGES:,} ways", next_step=_AGAIN)
     merges = [(left, right) for _, left, right in sorted(pairs, key=lambda pair: pair[0])]
+    vocab = {token: i for i, token in enumerate(tokens)}
     unknown = _special_token(gguf, tokens, "unknown")
     backend = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = gguf.get("tokenizer.ggml.add_space_prefix", bool, True)
@@ -143,12 +147,23 @@ def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> Tokenizer:
     return backend
 
 
+def _pairs(tokens: list[str], scores: list[float]) -> Iterator[tuple[float, str, str]]:
+    """Every two tokens that make a third, with its score, negated."""
+    own = {token: token for token in tokens}  # millions of pairs name these texts, and copy none
+    for token, score in zip(tokens, scores, strict=True):
+        rank = -score
+        for cut in range(1, len(token)):
+            left, right = own.get(token[:cut]), own.get(token[cut:])
+            if left is not None and right is not None:
+                yield rank, left, right
+
+
 def _add_tokens(gguf: GGUFFile, tokens: list[str], backend: Tokenizer) -> None:
     """Tokens that are matched whole in the text; the control ones are not shown."""
     from tokenizers import AddedToken
 
-    types = gguf.metadata.get("tokenizer.ggml.token_type", [])
-    kinds = list(zip(tokens, types, strict=False))
+    types = gguf.get("tokenizer.ggml.token_type", np.ndarray, np.zeros(0))
+    kinds = list(zip(tokens, types.tolist(), strict=False))
     hidden = [token for token, kind in kinds if kind in (_UNKNOWN, _CONTROL)]
     shown_too = [token for token, kind in kinds if kind == _USER_DEFINED]
     strips = _strips_what_follows(gguf)
@@ -163,29 +178,35 @@ def _add_tokens(gguf: GGUFFile, tokens: list[str], backend: Tokenizer) -> None:
 
 def _strips_what_follows(gguf: GGUFFile) -> bool:
     """Phi-3's added tokens take the blanks behind them along. The file does not say so."""
-    kind = gguf.metadata.get("tokenizer.ggml.model")
-    return bool(kind == "llama" and gguf.metadata.get("general.architecture") == "phi3")
+    kind = gguf.get("tokenizer.ggml.model", str)
+    return kind == "llama" and gguf.find("general.architecture", str) == "phi3"
 
 
 def _add_bos_and_eos(gguf: GGUFFile, backend: Tokenizer, kind: str, special: dict[str, str]) -> None:
     from tokenizers import processors
 
-    adds_bos = kind == "llama" or gguf.metadata.get("tokenizer.ggml.pre") in _ADDS_BOS
+    adds_bos = kind == "llama" or gguf.find("tokenizer.ggml.pre", str) in _ADDS_BOS
     wanted = {
         "bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, adds_bos),
         "eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
     }
     put = {role: special[role] for role in wanted if wanted[role] and role in special}
     if put:
-        template = " ".join(part for part in (put.get("bos_token"), "$A", put.get("eos_token")) if part)
-        ids = [(token, backend.token_to_id(token)) for token in put.values()]
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+        # by their roles: in a token's own text "$" and ":" would mean something to the template
+        template = [part for part in ("bos_token", "$A", "eos_token") if part == "$A" or part in put]
+        special_tokens = [
+            {"id": role, "ids": [backend.token_to_id(token)], "tokens": [token]}
+            for role, token in put.items()
+        ]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
 
 
 def _texts(gguf: GGUFFile, key: str) -> list[str]:
     values = gguf.get(f"tokenizer.ggml.{key}", list)
     if max(map(len, values), default=0) > _LONGEST:
         raise ModelFileError(f"{gguf.path}: tokenizer.ggml.{key} has an entry of over {_LONGEST} characters")
+    if sum(map(len, values)) > _MOST_TEXT:
+        raise ModelFileError(f"{gguf.path}: tokenizer.ggml.{key} has over {_MOST_TEXT:,} characters")
     if len(set(values)) != len(values):
         raise ModelFileError(f"{gguf.path}: tokenizer.ggml.{key} names an entry twice")
     rows = gguf.tensors.get("token_embd.weight")
@@ -196,9 +217,9 @@ def _texts(gguf: GGUFFile, key: str) -> list[str]:
 
 def _special_token(gguf: GGUFFile, tokens: list[str], key: str) -> str | None:
     name = f"tokenizer.ggml.{key}_token_id"
-    if name not in gguf.metadata:
+    token_id = gguf.find(name, int)
+    if token_id is None:
         return None
-    token_id = gguf.get(name, int)
     if not 0 <= token_id < len(tokens):
         raise ModelFileError(f"{gguf.path}: {name} is {token_id}", f"there are {len(tokens)} tokens")
     return tokens[token_id]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, shown
 from ferrum_mlx.gguf import GGUFFile
 
@@ -21,7 +19,7 @@ class Values:
         self._architecture = gguf.get("general.architecture", str)
 
     def has(self, key: str) -> bool:
-        return self._full(key) in self.gguf.metadata
+        return self.gguf.has(self._full(key))
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number from 1 on."""
@@ -46,9 +44,10 @@ class Values:
 
         Raises:
             UnsupportedModelError: the key is there with another value.
+            ModelFileError: it is there with a value of another type.
         """
-        value = self.gguf.metadata.get(self._full(key), right)
-        if isinstance(value, list | str | np.ndarray) or value != right:
+        value = self.gguf.get(self._full(key), type(right), right)
+        if value != right:
             raise UnsupportedModelError(
                 f"{self.path}: {self._full(key)} is {shown(value)}", f"supported in GGUF: {right}"
             )

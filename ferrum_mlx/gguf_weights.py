@@ -6,7 +6,6 @@ Read once, here, for every backend. What llama.cpp's converter did to values is 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ferrum_mlx.gguf_rope import TABLES
 
 
 class GGUFWeights:
-    """The weights of a GGUF file.
+    """The weights of a GGUF file that is open.
 
     Attributes:
         config: config.json-style, for model classes that know no GGUF.
@@ -34,16 +33,16 @@ class GGUFWeights:
         ModelFileError: a file that is damaged, or contradicts itself.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._gguf = GGUFFile(path)
-        self._family = family_of(self._gguf)
-        self.config: dict[str, Any] = hf_config(self._gguf)
-        self.shapes = {name: tensor.shape for name, tensor in self._gguf.tensors.items()}
-        checkpoint.check_sizes(self.config, self.shapes, path)
+    def __init__(self, gguf: GGUFFile) -> None:
+        self._gguf = gguf
+        self._family = family_of(gguf)
+        self.config: dict[str, Any] = hf_config(gguf)
+        self.shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
+        checkpoint.check_sizes(self.config, self.shapes, gguf.path)
         layers = self.config["num_hidden_layers"]
         self._tensors = {
-            _weight_name(tensor, layers, self._gguf, self._family): tensor
-            for tensor in self._gguf.tensors
+            _weight_name(tensor, layers, gguf, self._family): tensor
+            for tensor in gguf.tensors
             if tensor not in TABLES
         }
 

@@ -25,6 +25,7 @@ from ferrum_mlx.errors import (
     shown,
 )
 from ferrum_mlx.files import Report, cache_dir, readable
+from ferrum_mlx.plain import size
 
 __all__ = [
     "ModelStatus",
@@ -283,7 +284,7 @@ def _fetch(name: str, card: Card | None, sources: tuple[Source, ...], watch: _Wa
             raise
         except KeyboardInterrupt:
             kept = hub_repo.partial_size(source) if isinstance(source, HubSource) else 0
-            watch.say(f"stopped; {kept / 1e6:.1f} MB are kept, to go on run: ferrum-mlx models pull {name}")
+            watch.say(f"stopped; {size(kept)} are kept, to go on run: ferrum-mlx models pull {name}")
             raise
         except FerrumError as error:
             failures.append(error)

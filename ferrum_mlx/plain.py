@@ -1,4 +1,4 @@
-"""Numbers as users hand them over, Python's or numpy's, as plain Python ones."""
+"""Numbers as users hand them over, Python's or numpy's, as plain Python ones; bytes as people read them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError
     return float(value)
+
+
+def size(count: int) -> str:
+    """Bytes in powers of a thousand: 5 B, 46.1 kB, 538 MB, 4.6 GB."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":  # what would be rounded to 1000 is one of the next
+            break
+        value /= 1000
+    return f"{value:,.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"

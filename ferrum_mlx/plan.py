@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.executor import ModelExecutor
+from ferrum_mlx.plain import size
 
 
 def plan(config: EngineConfig, executor: ModelExecutor) -> str:
@@ -22,22 +23,13 @@ def _context(config: EngineConfig, executor: ModelExecutor) -> str:
 def _pool(executor: ModelExecutor) -> str:
     info, memory = executor.info, executor.memory()
     if not memory.kv_bytes_per_token:
-        return f"states {_size(memory.kv_pool_bytes)}"
-    facts = [info.kv_dtype or info.dtype, f"{_size(memory.kv_bytes_per_token)} a token"]
+        return f"states {size(memory.kv_pool_bytes)}"
+    facts = [info.kv_dtype or info.dtype, f"{size(memory.kv_bytes_per_token)} a token"]
     if memory.kv_tokens:
         facts.append(f"{memory.kv_tokens:,} tokens")
-    return f"KV pool {_size(memory.kv_pool_bytes)} ({', '.join(facts)})"
+    return f"KV pool {size(memory.kv_pool_bytes)} ({', '.join(facts)})"
 
 
 def _weights(executor: ModelExecutor) -> str:
     kind = executor.info.dtype if executor.info.quantization == "none" else "packed"
-    return f"weights {_size(executor.memory().parameter_bytes)} {kind}"
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
+    return f"weights {size(executor.memory().parameter_bytes)} {kind}"

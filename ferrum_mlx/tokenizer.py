@@ -225,10 +225,8 @@ def load_tokenizer(resolved: ResolvedModel) -> Tokenizer:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch, not needed here
     template_process.start()  # a second's work, done beside ours
     if resolved.format == "gguf":
-        from ferrum_mlx.gguf import GGUFFile
         from ferrum_mlx.gguf_config import eos_token_ids
         from ferrum_mlx.gguf_tokenizer import build_tokenizer
 
-        gguf = GGUFFile(resolved.path)
-        return Tokenizer(build_tokenizer(gguf), frozenset(eos_token_ids(gguf)))
+        return Tokenizer(build_tokenizer(resolved.gguf), frozenset(eos_token_ids(resolved.gguf)))
     return Tokenizer(from_folder(resolved.path), folder_eos(resolved.path))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ferrum_mlx.checkpoint import read_json
+from ferrum_mlx.checkpoint import check_file, read_json
 from ferrum_mlx.errors import FerrumError, ModelFileError, shown
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def from_folder(folder: Path) -> PreTrainedTokenizerBase:
 
     logging.set_verbosity_error()  # its advice is about classes that are not used here
     for file in folder.iterdir():
-        if file.suffix in _FILES and (size := file.stat().st_size) > _LARGEST_FILE:
-            raise ModelFileError(f"{file} has {size} bytes", f"at most {_LARGEST_FILE} are read", _AGAIN)
+        if file.suffix in _FILES and not file.is_dir():
+            check_file(file, _LARGEST_FILE)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         _check_growth(getattr(tokenizer, "backend_tokenizer", None), folder)

@@ -172,7 +172,8 @@ class FakeHub:
     """A hub of one repository, speaking what huggingface_hub needs to fetch a snapshot.
 
     Attributes:
-        files: name -> content; safetensors are announced with their sha256, as large files are.
+        files: name -> content.
+        large: ends of the names of those that are kept as large files, and announced with their sha256.
         served: name -> content sent in place of the announced one.
         cut_after: bytes of a weights file sent before the connection breaks; None sends all.
         pause_s: time between two pieces of a file, of 10,000 bytes each.
@@ -183,6 +184,7 @@ class FakeHub:
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files, self.served = files, dict[str, bytes]()
+        self.large: tuple[str, ...] = (".safetensors", ".gguf")
         self.cut_after: int | None = None
         self.pause_s = 0.0
         self.requests: list[tuple[str, str, str | None]] = []
@@ -205,7 +207,7 @@ class FakeHub:
         self.requests.append((handler.command, path, handler.headers.get("Range")))
         name = path.removeprefix(f"/{self.REPO}/resolve/{self.REVISION}/")
         api = f"/api/models/{self.REPO}"
-        if path == f"{api}/revision/main":
+        if path in (f"{api}/revision/main", f"{api}/revision/{self.REVISION}"):
             siblings = [{"rfilename": name, **self._facts(name, "sha256")} for name in self.files]
             self._json(handler, {"id": self.REPO, "sha": self.REVISION, "siblings": siblings})
         elif path == f"{api}/tree/{self.REVISION}":
@@ -225,7 +227,7 @@ class FakeHub:
     def _facts(self, name: str, hash_key: str) -> dict[str, Any]:
         content = self.files[name]
         facts: dict[str, Any] = {"size": len(content), "blobId": git_hash(content)}
-        if name.endswith(".safetensors"):
+        if name.endswith(self.large):
             facts["lfs"] = {hash_key: sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}
         return facts
 
@@ -241,7 +243,7 @@ class FakeHub:
         content = self.served.get(name, self.files[name])
         start = int((handler.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
         handler.send_response(206 if start else 200)
-        is_large = name.endswith(".safetensors")
+        is_large = name.endswith(self.large)
         etag = sha256(self.files[name]).hexdigest() if is_large else git_hash(self.files[name])
         handler.send_header("ETag", f'"{etag}"')
         handler.send_header("X-Repo-Commit", self.REVISION)

@@ -9,10 +9,10 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.plain import size
 from ferrum_mlx.sanitize import sanitize
 
 from .screens import listing
-from .screens.finder import size
 
 _DIM = "$foreground 55%"
 _KEYS = "^o other models · ^s earlier chats · / commands · @ files · F1 keys"

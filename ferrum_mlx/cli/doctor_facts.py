@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ferrum_mlx.errors import one_line
+from ferrum_mlx.plain import size
 from ferrum_mlx.sanitize import sanitize
 
 Facts = dict[str, str]
@@ -87,14 +88,14 @@ def _memory() -> Facts:
 
     from ferrum_mlx import memory
 
-    limits = [f"{_gigabytes(limit)} by {name}" for name, limit in memory.limits().items()]
+    limits = [f"{size(limit)} by {name}" for name, limit in memory.limits().items()]
     if (wired := memory.metal_limit()) is not None:
-        limits.append(f"{_gigabytes(wired)} wired for Metal")
+        limits.append(f"{size(wired)} wired for Metal")
     if (space := _address_space()) is not None:
-        limits.append(f"{_gigabytes(space)} by ulimit -v")
-    installed = _gigabytes(psutil.virtual_memory().total)
+        limits.append(f"{size(space)} by ulimit -v")
+    installed = size(psutil.virtual_memory().total)
     return {
-        "memory": f"{installed}, {_gigabytes(memory.available())} available",
+        "memory": f"{installed}, {size(memory.available())} available",
         "memory_limits": ", ".join(limits) or "none",
     }
 
@@ -118,7 +119,7 @@ def _default_model() -> Facts:
     from ferrum_mlx import hub
 
     status = hub.info("")
-    where = "not downloaded" if status.path is None else f"{(status.size or 0) / 1e6:.1f} MB at {status.path}"
+    where = "not downloaded" if status.path is None else f"{size(status.size or 0)} at {status.path}"
     return {"default_model": f"{status.name}, {where}"}
 
 
@@ -144,12 +145,12 @@ def _network() -> Facts:
 
 
 def _terminal() -> Facts:
-    size = shutil.get_terminal_size()
+    columns, lines = shutil.get_terminal_size()
     named = [f"{name}={os.environ[name]}" for name in _TERMINAL if os.environ.get(name)]
     over = "over ssh" if os.environ.get("SSH_CONNECTION") else "local"
     stream = "a terminal" if sys.stdout.isatty() else "no terminal"
     return {
-        "terminal": f"stdout is {stream}, {size.columns} × {size.lines}, {over}, {sys.stdout.encoding}",
+        "terminal": f"stdout is {stream}, {columns} × {lines}, {over}, {sys.stdout.encoding}",
         "terminal_names": ", ".join(named) or "none of " + ", ".join(_TERMINAL),
     }
 
@@ -163,9 +164,9 @@ SECTIONS: tuple[Callable[[], Facts], ...] = (
 def _folder(folder: Path) -> str:
     """Where, how much is in it, and how much its disk has left."""
     if not folder.exists():
-        return f"{folder}, not there yet; {_gigabytes(_left(folder))} free"
+        return f"{folder}, not there yet; {size(_left(folder))} free"
     used = sum(_sizes(folder))
-    return f"{folder}, {_gigabytes(used)} used, {_gigabytes(_left(folder))} free"
+    return f"{folder}, {size(used)} used, {size(_left(folder))} free"
 
 
 def _left(folder: Path) -> int:
@@ -186,7 +187,3 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 def _there(path: Path) -> str:
     return str(path) if path.exists() else f"{path}, not there yet"
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

@@ -11,6 +11,7 @@ import click
 from ferrum_mlx import fit, hub
 from ferrum_mlx.cli.narrate import say
 from ferrum_mlx.errors import UsageError
+from ferrum_mlx.plain import size
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -35,7 +36,7 @@ def list_(as_json: bool) -> None:
     rows = [("", "name", "here", "memory", "licence", "title")]
     for status in found:
         card = status.card
-        here = "-" if status.size is None else _megabytes(status.size)
+        here = "-" if status.size is None else size(status.size)
         mark = "*" if card and card.default else ""
         licence, title = (card.licence, card.title) if card else ("", "")
         rows.append((mark, status.name, here, _room(fit.fit_of(status)), licence, title))
@@ -67,9 +68,9 @@ def rm(model: str, yes: bool) -> None:
             raise UsageError(
                 f"models rm {model} asks before it deletes", "there is no terminal to ask on", "add --yes"
             )
-        click.confirm(f"Delete {status.name} ({_megabytes(status.size)})?", abort=True, err=True)
+        click.confirm(f"Delete {status.name} ({size(status.size)})?", abort=True, err=True)
     freed = hub.remove(model)
-    say(f"{status.name} is deleted, {_megabytes(freed)} are free again")
+    say(f"{status.name} is deleted, {size(freed)} are free again")
 
 
 @models.command()
@@ -126,10 +127,6 @@ def _room(found: fit.Fit | None) -> str:
     if found is None:
         return "? unknown"
     if not found.fits:
-        needed, free = fit.gigabytes(found.needed_bytes), fit.gigabytes(found.available_bytes)
+        needed, free = size(found.needed_bytes), size(found.available_bytes)
         return f"✗ needs {needed} of {free}"
-    return f"{'≈ tight' if found.tight else '✓ fits'}, {fit.gigabytes(found.needed_bytes)}"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
+    return f"{'≈ tight' if found.tight else '✓ fits'}, {size(found.needed_bytes)}"

@@ -107,7 +107,7 @@ def test_rm_yes_does_not_ask(fake_hub: Any) -> None:
     run("pull", REPO)
     removed = run("rm", REPO, "--yes")
     assert removed.exit_code == 0
-    assert "0.1 MB are free again" in removed.stderr
+    assert "102 kB are free again" in removed.stderr
     assert isinstance(run("rm", REPO, "--yes").exception, FerrumError)
 
 

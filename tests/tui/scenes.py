@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 from textual.pilot import Pilot
@@ -11,6 +10,7 @@ from textual.widgets import Input, TextArea
 
 from ferrum_mlx.chat.conversation import Conversation, Message
 from ferrum_mlx.chat.store import Store
+from ferrum_mlx.fit import Fit
 from ferrum_mlx.metrics import Timings, Usage
 from ferrum_tui.app import ChatApp
 from ferrum_tui.screens import listing
@@ -86,15 +86,15 @@ def models() -> list[listing.Entry]:
     ]
 
 
-def _room(needed_gb: int) -> Any:
-    return SimpleNamespace(needed_bytes=needed_gb * 10**9, available_bytes=10**10, fits=needed_gb < 10)
+def _room(needed_gb: int) -> Fit:
+    return Fit(needed_gb * 10**9, 10**10, needed_gb < 10, "")
 
 
 def _entry(
     name: str,
     title: str,
     megabytes: int,
-    fit: Any,
+    fit: Fit | None,
     *,
     here: bool = False,
     partial: int = 0,

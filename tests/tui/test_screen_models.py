@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from textual.widgets import Input, OptionList, ProgressBar
 
 from ferrum_mlx import hub, hub_fetch
+from ferrum_mlx.fit import Fit
 from ferrum_tui.screens.confirm import Confirm
 from ferrum_tui.screens.models import ModelPicker
 
@@ -21,11 +21,7 @@ from .screen_host import LOOKS, NOTHING, Host, note
 REPO = "tiny/model"
 
 
-@dataclass
-class Room:
-    needed_bytes: int = 5_100_000_000
-    available_bytes: int = 3_200_000_000
-    fits: bool = False
+TOO_BIG = Fit(5_100_000_000, 3_200_000_000, False, "")
 
 
 class SlowHub:
@@ -89,7 +85,7 @@ async def choose(pilot: Any, name: str) -> None:
 
 
 async def test_the_catalogue_is_listed_without_network(private_cache: Path, fake_hub: Any) -> None:
-    app = Host(ModelPicker("smollm2-135m", fit=lambda _: Room()))
+    app = Host(ModelPicker("smollm2-135m", fit=lambda _: TOO_BIG))
     async with app.run_test(size=(120, 36)) as pilot:
         await listed(pilot)
         shown = screen(app)
@@ -104,7 +100,7 @@ async def test_the_catalogue_is_listed_without_network(private_cache: Path, fake
 
 @pytest.mark.parametrize(("size", "theme"), LOOKS)
 async def test_it_fits_every_screen(size: tuple[int, int], theme: str, private_cache: Path) -> None:
-    app = Host(ModelPicker(fit=lambda _: Room(2, 100, True)), theme)
+    app = Host(ModelPicker(fit=lambda _: Fit(2, 100, True, "")), theme)
     async with app.run_test(size=size) as pilot:
         await listed(pilot)
         line = next(line for line in screen(app).splitlines() if "gemma-3-1b" in line)
@@ -119,7 +115,7 @@ async def test_the_filter_and_a_cached_model(fake_hub: Any) -> None:
         await listed(pilot)
         await pilot.press("slash", *"iny")
         await until(pilot, lambda: "smollm2" not in screen(app))
-        assert "102.4 kB" in screen(app)
+        assert "102 kB" in screen(app)
         await pilot.press("down", "up", "enter")
         await until(pilot, lambda: app.result is not NOTHING)
     assert app.result == REPO
@@ -147,7 +143,7 @@ async def test_a_download_is_shown_and_ends_with_the_name(slow_hub: SlowHub) -> 
     async with app.run_test(size=(80, 24)) as pilot:
         await listed(pilot)
         await choose(pilot, REPO)
-        await until(pilot, lambda: "50.0 kB of 102.4 kB" in screen(app))
+        await until(pilot, lambda: "50.0 kB of 102 kB" in screen(app))
         assert f"fetching {REPO}" in screen(app)
         assert app.screen.query_one(ProgressBar).percentage == pytest.approx(50_000 / 102_400, rel=0.01)
         await pilot.press("enter")  # on the row that is highlighted: one download at a time
@@ -209,7 +205,7 @@ async def test_deleting_asks_and_says_what_is_freed(fake_hub: Any) -> None:
         await listed(pilot)
         await pilot.press("d")
         await until(pilot, lambda: isinstance(app.screen, Confirm))
-        assert f"Delete {REPO}? 102.4 kB become free." in screen(app)
+        assert f"Delete {REPO}? 102 kB become free." in screen(app)
         await pilot.press("enter")  # No has the focus
         await until(pilot, lambda: isinstance(app.screen, ModelPicker))
         assert hub.info(REPO).path is not None

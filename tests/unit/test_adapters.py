@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,63 @@ def test_a_file_that_is_damaged_or_hostile(tmp_path: Path, spoil: Any, said: str
     with pytest.raises(ModelFileError) as raised:
         read_adapter("a", tmp_path)
     assert said in str(raised.value)
+
+
+def test_a_file_of_holes_is_refused_by_its_size(tmp_path: Path) -> None:
+    """A terabyte that takes no disk: nothing of it is read, nor is memory taken for it."""
+    write_peft(tmp_path, SIZES, 1)
+    columns, header, at = 1 << 36, {}, 0
+    for part, shape in (("A", [RANK, columns]), ("B", [columns, RANK])):
+        end = at + 4 * RANK * columns
+        name = f"base_model.model.{Q}.lora_{part}.weight"
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(tmp_path / PEFT_FILE, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    tracemalloc.start()
+    with pytest.raises(UsageError, match=r"needs 2\.2 TB of memory, .* are free; take an adapter of a lower"):
+        read_adapter("a", tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_memory_that_ends_while_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    write_peft(tmp_path, SIZES, 1)
+    monkeypatch.setattr(np, "fromfile", full)
+    with pytest.raises(UsageError, match="needs more memory than is free"):
+        read_adapter("a", tmp_path)
+
+
+def test_values_are_read_one_tensor_at_a_time(tmp_path: Path) -> None:
+    paths = [f"model.layers.{layer}.mlp.up_proj" for layer in range(8)]
+    write_peft(tmp_path, dict.fromkeys(paths, (100_000, 8)), 1)
+    largest, kept = 4 * RANK * 100_000, 8 * 4 * RANK * (100_000 + 8)
+    read_adapter("a", tmp_path)  # imports and caches are no part of it
+    tracemalloc.start()
+    read_adapter("a", tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert kept < peak < kept + 3 * largest
+
+
+def test_a_million_targets_take_no_longer_than_a_few(tmp_path: Path) -> None:
+    path = "model.layers.0.self_attn.q_proj"
+    write_peft(tmp_path, {path: (6, 5)}, 1)
+    configure(tmp_path, target_modules=[*(f"x{number}" for number in range(1_000_000)), "q_proj"])
+    adapter = read_adapter("a", tmp_path)
+    places: dict[str, Any] = {f"model.layers.{layer}.mlp.up_proj": (6, 7) for layer in range(1, 101)}
+    start = time.process_time()
+    check_fits(adapter, places | {path: (6, 5)})
+    assert time.process_time() - start < 2  # a hundred times a million comparisons take half a minute
+    with pytest.raises(ModelFileError, match=r"should change model\.layers\.7\.self_attn\.q_proj"):
+        check_fits(adapter, places | {path: (6, 5), "model.layers.7.self_attn.q_proj": (6, 5)})
 
 
 def test_a_configuration_that_is_damaged(tmp_path: Path) -> None:

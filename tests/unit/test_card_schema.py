@@ -90,7 +90,12 @@ def test_a_card() -> None:
         ('repo = "tiny/one"', 'repo = "../one"', "source 1: repo is '../one'; owner/name is expected"),
         (
             'repo = "tiny/one"',
-            'repo = "tiny/one"\nsha256 = "abc"',
+            f'repo = "tiny/one"\nsha256 = "{"0" * 64}"',
+            "source 1 has a sha256, but no file that it is of; file and sha256, or neither",
+        ),
+        (
+            'repo = "tiny/one"',
+            'repo = "tiny/one"\nvariant = "gguf"\nfile = "m.gguf"\nsha256 = "abc"',
             "source 1: sha256 is 'abc'; 64 hexadecimal",
         ),
         ('variant = "gguf"', 'variant = "awq"', "source 2: variant is 'awq'"),

@@ -154,8 +154,29 @@ def test_folders_by_their_headers(tmp_path: Path) -> None:
     assert weights.kept("gpu", 0) == 70
     assert weights.kept("float32", 10**9) == 140
     assert weights.kept("float32", 100) == weights.nbytes  # as the loaders do
-    packed = folder(tmp_path / "b", {"quantization": {"bits": 4}}, w=np.zeros((1000, 1000), np.uint32))
-    assert fit.weights_of(packed).values == pytest.approx(4e6 * 8 / 4.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "values"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 64}}, np.uint32, 8_000_000),
+        ({"quantization": {"bits": 6}, "quantization_config": {"bits": 6}}, np.uint32, 5_333_333),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, np.int32, 8_000_000),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, np.int32, 4_000_000),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, np.uint8, 2_000_000),
+        ({"quantization_config": {"quant_method": "fp8"}}, np.uint8, 1_000_000),
+        ({"quantization_config": {"bits": "4"}, "quantization": None}, np.int32, 1_000_000),
+        ({}, np.int32, 1_000_000),
+    ],
+)
+def test_packed_folders_by_what_their_codes_unpack_to(
+    config: dict[str, Any], kind: type, values: int, tmp_path: Path
+) -> None:
+    whole = {"embed": np.zeros((10, 10), np.float16)}  # is not packed, whatever the config says
+    packed = folder(tmp_path / "m", config, w=np.zeros((1000, 1000), kind), **whole)
+    found = fit.weights_of(packed)
+    assert found.values == values + 100
+    assert found.kept("gpu", 0) == 2 * found.values
     assert fit.weights_of(packed, CARD).values == CARD.parameters
 
 
@@ -164,7 +185,7 @@ def test_weights_without_room_are_refused_with_numbers(tmp_path: Path, write_ggu
     model = ResolvedModel(name="tiny", path=tmp_path / "m.gguf", format="gguf", card=CARD)
     needed = fit.weights_of(model.path).kept("packed", 0)
     fit.check_weights(model, "packed", needed)
-    with pytest.raises(UsageError, match=r"tiny needs 0\.0 GB of memory for its weights") as caught:
+    with pytest.raises(UsageError, match=r"tiny needs [\d.]+ kB of memory for its weights") as caught:
         fit.check_weights(model, "packed", needed - 1)
     assert "another variant (safetensors, gguf)" in caught.value.next_step
 
@@ -186,7 +207,7 @@ def test_a_backend_refuses_before_it_reads(
     monkeypatch.setattr("ferrum_mlx.tokenizer.load_tokenizer", lambda _: None)
     monkeypatch.setattr(_backend(backend), "load_model", read)
     monkeypatch.setattr(memory, "available", lambda: 1000)
-    with pytest.raises(UsageError, match=r"m needs .* of memory for its weights, 0\.0 GB are free"):
+    with pytest.raises(UsageError, match=r"m needs .* of memory for its weights, 1\.0 kB are free"):
         build_engine(EngineConfig(model="m", backend=backend, device="cpu"))
     monkeypatch.setattr(memory, "available", lambda: 10**9)
     with pytest.raises(AssertionError, match="weights are read"):

@@ -157,7 +157,7 @@ def test_row_order_undoes_the_converters_permutation() -> None:
 def test_a_stray_tensor_is_named(stray: str, tmp_path: Path, write_gguf: Write) -> None:
     write_gguf(tmp_path / "m.gguf", extra={stray: np.zeros(4, np.float32)})
     with pytest.raises(ModelFileError, match=f"'{stray}'"):
-        GGUFWeights(tmp_path / "m.gguf")
+        GGUFWeights(GGUFFile(tmp_path / "m.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def test_variants_of_other_families_are_refused(
     config = tiny.CONFIGS[name]
     convert(tmp_path / "m.gguf", name, config, tiny.weights(name, config), changes=changes)
     with pytest.raises(UnsupportedModelError, match=named):
-        GGUFWeights(tmp_path / "m.gguf")
+        GGUFWeights(GGUFFile(tmp_path / "m.gguf"))
 
 
 def test_a_gemma3_without_a_window_has_full_attention_throughout(tmp_path: Path) -> None:
     config = {**tiny.CONFIGS["gemma3"], "sliding_window": None}
     convert(tmp_path / "m.gguf", "gemma3", config, tiny.weights("gemma3", config))
-    found = GGUFWeights(tmp_path / "m.gguf").config
+    found = GGUFWeights(GGUFFile(tmp_path / "m.gguf")).config
     assert (found["sliding_window_pattern"], "sliding_window" in found) == (1, False)
 
 
@@ -189,14 +189,14 @@ def test_the_largest_gemmas_have_a_scale_of_their_own(tmp_path: Path) -> None:
     for layers, scalar in ((45, 32), (46, tiny.HIDDEN // tiny.HEADS)):
         config = {**tiny.CONFIGS["gemma2"], "num_hidden_layers": layers}
         convert(tmp_path / "m.gguf", "gemma2", config, tiny.weights("gemma2", config))
-        assert GGUFWeights(tmp_path / "m.gguf").config["query_pre_attn_scalar"] == scalar
+        assert GGUFWeights(GGUFFile(tmp_path / "m.gguf")).config["query_pre_attn_scalar"] == scalar
 
 
 def test_a_beginning_or_padding_that_is_no_token_is_none(tmp_path: Path) -> None:
     config = {**tiny.CONFIGS["llama"], "bos_token_id": tiny.VOCAB}
     arrays = tiny.weights("llama", config)
     convert(tmp_path / "m.gguf", "llama", config, arrays)
-    found = GGUFWeights(tmp_path / "m.gguf").config
+    found = GGUFWeights(GGUFFile(tmp_path / "m.gguf")).config
     assert (found["bos_token_id"], found["pad_token_id"]) == (None, None)
 
 

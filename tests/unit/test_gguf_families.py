@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 
 from ferrum_mlx.backends.mlx.loader import load_model
 from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.gguf import GGUFFile
 from ferrum_mlx.gguf_weights import GGUFWeights
 
 from . import tiny_models as tiny
@@ -37,7 +38,7 @@ def test_a_gguf_is_the_checkpoint_it_was_made_of(name: str, tmp_path: Path) -> N
     config = tiny.CONFIGS[name]
     arrays = tiny.weights(name, config)
     write_gguf(tmp_path / "m.gguf", name, config, arrays)
-    read = GGUFWeights(tmp_path / "m.gguf")
+    read = GGUFWeights(GGUFFile(tmp_path / "m.gguf"))
     assert set(read.names) == set(arrays)
     for weight, values in arrays.items():
         np.testing.assert_array_equal(read.read(weight), values, strict=True)

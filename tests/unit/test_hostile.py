@@ -9,115 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from .tiny_tokenizers import byte_level
+from .hostile_cycles import CASES, LOADED
+from .hostile_files import write_all
 
 CHILD = Path(__file__).with_name("hostile_child.py")
-HIDDEN, FFN, HEADS, KV_HEADS, LAYERS = 64, 96, 4, 2, 2
-HEAD_DIM = HIDDEN // HEADS
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama as a GGUF file and as a folder of two shards, with a tokenizer in both."""
     folder = tmp_path_factory.mktemp("hostile") / "sound"
-    (folder / "hf").mkdir(parents=True)
-    tokenizer = byte_level(("<|im_start|>", "<|im_end|>"))._hf
-    tokenizer.save_pretrained(folder / "hf")
-    vocabulary = tokenizer.get_vocab()
-    write_folder(folder / "hf", len(vocabulary), vocabulary["<eos>"])
-    write_gguf_file(folder / "model.gguf", vocabulary)
+    write_all(folder)
     return folder
-
-
-def weights(vocab: int) -> dict[str, tuple[str, np.ndarray]]:
-    """By the checkpoint's name: GGUF's name, values."""
-    rng = np.random.default_rng(3)
-    shapes = {
-        "model.embed_tokens": ("token_embd", (vocab, HIDDEN)),
-        "model.norm": ("output_norm", (HIDDEN,)),
-    }
-    for layer in range(LAYERS):
-        ours, theirs = f"model.layers.{layer}.", f"blk.{layer}."
-        shapes |= {
-            ours + "self_attn.q_proj": (theirs + "attn_q", (HIDDEN, HIDDEN)),
-            ours + "self_attn.k_proj": (theirs + "attn_k", (KV_HEADS * HEAD_DIM, HIDDEN)),
-            ours + "self_attn.v_proj": (theirs + "attn_v", (KV_HEADS * HEAD_DIM, HIDDEN)),
-            ours + "self_attn.o_proj": (theirs + "attn_output", (HIDDEN, HIDDEN)),
-            ours + "mlp.gate_proj": (theirs + "ffn_gate", (FFN, HIDDEN)),
-            ours + "mlp.up_proj": (theirs + "ffn_up", (FFN, HIDDEN)),
-            ours + "mlp.down_proj": (theirs + "ffn_down", (HIDDEN, FFN)),
-            ours + "input_layernorm": (theirs + "attn_norm", (HIDDEN,)),
-            ours + "post_attention_layernorm": (theirs + "ffn_norm", (HIDDEN,)),
-        }
-    return {
-        f"{ours}.weight": (f"{theirs}.weight", rng.standard_normal(shape, dtype=np.float32))
-        for ours, (theirs, shape) in shapes.items()
-    }
-
-
-def write_folder(folder: Path, vocab: int, eos: int) -> None:
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "vocab_size": vocab,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "eos_token_id": eos,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    arrays = {name: values for name, (_, values) in weights(vocab).items()}
-    names = list(arrays)
-    index: dict[str, str] = {}
-    for number, part in enumerate((names[:9], names[9:]), start=1):
-        file = f"model-{number}.safetensors"
-        save_file({name: arrays[name] for name in part}, folder / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-
-
-def write_gguf_file(path: Path, vocabulary: dict[str, int]) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "ab"]
-    for key, number in {
-        "block_count": LAYERS,
-        "context_length": 128,
-        "embedding_length": HIDDEN,
-        "feed_forward_length": FFN,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "rope.dimension_count": HEAD_DIM,
-    }.items():
-        writer.add_uint32(f"llama.{key}", number)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_string("tokenizer.ggml.model", "gpt2")
-    writer.add_string("tokenizer.ggml.pre", "smollm")
-    writer.add_array("tokenizer.ggml.tokens", tokens)
-    writer.add_array("tokenizer.ggml.token_type", [3 if token.startswith("<") else 1 for token in tokens])
-    writer.add_array("tokenizer.ggml.merges", ["a b"])
-    writer.add_uint32("tokenizer.ggml.eos_token_id", vocabulary["<eos>"])
-    for name, values in weights(len(tokens)).values():
-        if values.ndim == 1:
-            writer.add_tensor(name, values)
-            continue
-        packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_0)
-        writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def attack(folder: Path, backend: str, *plan: str) -> dict[str, Any]:
@@ -137,8 +41,15 @@ PLANS = {
         "index=150",
         "tokenizer=300",
         "tokenizer_config=100",
+        "spm=300",
+        "types=500",
+        "spm_types=500",
+        "peft_config=250",
+        "peft=250",
+        "mlx_lm_config=250",
+        "mlx_lm=250",
     ),
-    "torch": ("gguf=60", "safetensors=60", "config=100"),
+    "torch": ("gguf=60", "safetensors=60", "config=100", "spm_types=200"),
 }
 
 
@@ -161,3 +72,8 @@ def test_a_reader_without_guards_is_found_out(sound: Path) -> None:
     faults = attack(sound, "mlx", "unguarded=60")["faults"]
     assert any("MemoryError" in fault or "OverflowError" in fault for fault in faults)
     assert any("error: " in fault for fault in faults)  # struct's: past the end
+
+
+def test_what_leads_back_to_itself(sound: Path) -> None:
+    found = attack(sound, "mlx", "cycles")["cycles"]
+    assert found == {name: "loaded" if name in LOADED else "refused" for name in CASES}

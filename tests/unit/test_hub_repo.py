@@ -158,6 +158,29 @@ def test_a_file_whose_blob_is_gone_is_missed(fake_hub: Any) -> None:
         hub.resolve(REPO, offline=True)
 
 
+def test_links_that_lead_to_themselves(fake_hub: Any) -> None:
+    """In every place of a cache that others write to, too; a pull mends what is the model's."""
+    fetched = hub.resolve(REPO)
+    good = {file.name: file.read_bytes() for file in fetched.path.iterdir()}
+    for loop in (
+        fetched.path / "model.safetensors",
+        fetched.path / "loop.json",
+        fetched.path.parent / ("f" * 40),
+        hub_repo._blobs(HubSource(repo=REPO)) / ("0" * 64),
+    ):
+        loop.unlink(missing_ok=True)
+        loop.symlink_to(loop.name)
+    with pytest.raises(ModelNotFoundError, match="not on this machine"):
+        hub.resolve(REPO, offline=True)
+    assert [status.name for status in hub.list_models() if status.name == REPO] == []
+    weights = len(good["model.safetensors"])  # whole, and linked to by nothing
+    assert weights <= hub.partial_size(REPO) < weights + 1000
+    path = hub.pull(REPO).path
+    assert {name: (path / name).read_bytes() for name in good} == good
+    assert hub.remove(REPO) >= weights
+    assert hub.info(REPO).path is None
+
+
 def test_too_long_a_partial_download_starts_again(fake_hub: Any) -> None:
     good = fake_hub.files["model.safetensors"]
     leave_partial(good + b"more")
@@ -274,7 +297,7 @@ def test_too_small_a_disk_is_said_before_anything_is_fetched(
     fake_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=50_000))
-    with pytest.raises(DownloadError, match=r"0 MB free, 0 MB are needed; make room .*HF_HOME"):
+    with pytest.raises(DownloadError, match=r"50\.0 kB free, 102 kB are needed; make room .*HF_HOME"):
         hub.resolve(REPO)
     assert [path for method, path, _ in fake_hub.requests if "/resolve/" in path] == []
     leave_partial_of(fake_hub, 60_000)

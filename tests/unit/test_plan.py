@@ -57,5 +57,9 @@ def test_quantized_kv_and_packed_weights_have_their_names() -> None:
     assert line.endswith("weights 538 MB packed")
 
 
+def test_a_pool_is_not_a_thousand_megabytes() -> None:
+    assert "KV pool 1.0 GB (" in plan(EngineConfig(), executor(tokens=21_695))  # 999.7 MB
+
+
 def test_a_pool_that_windows_alone_bound_names_no_tokens() -> None:
     assert "(float32, 46.1 kB a token)" in plan(EngineConfig(), executor(tokens=0))

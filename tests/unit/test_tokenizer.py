@@ -91,7 +91,7 @@ def test_every_split_is_llama_cpps(pre: str, gguf: GGUFFile) -> None:
         ggml__pre=pre,
         ggml__tokens=tokens,
         ggml__merges=list(pairs.values()),
-        ggml__token_type=[3] * 4 + [1] * (len(tokens) - 4),
+        ggml__token_type=np.array([3] * 4 + [1] * (len(tokens) - 4)),
     )
     differing = {
         text

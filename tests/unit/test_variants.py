@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ferrum_mlx import catalog, hub
+from ferrum_mlx import catalog, hub, hub_repo
 from ferrum_mlx.catalog import Card, HubSource, PypiSource, cards, choose, find_card
-from ferrum_mlx.errors import DownloadError, ModelNotFoundError, UsageError
+from ferrum_mlx.errors import DownloadError, ModelFileError, ModelNotFoundError, UsageError
 
 WHOLE = HubSource(repo="tiny/whole")
 PACKED = HubSource(repo="tiny/packed", variant="mlx-4bit")
@@ -121,15 +122,70 @@ def test_a_file_that_is_not_there_is_named(fake_hub: Any) -> None:
         hub.pull("tiny:gguf")
 
 
-def test_a_file_that_has_changed_is_said(
-    fake_hub: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_hub.files["q.gguf"] = MODEL
-    changed = replace(CARD, sources=(WHOLE, replace(GGUF, sha256="0" * 64)))
+OTHER = "0" * 64  # no file's sha256
+
+
+def name_file(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let the card say something else of the file."""
+    changed = replace(CARD, sources=(WHOLE, replace(GGUF, **changes)))
     for module in (catalog, hub):
         monkeypatch.setattr(module, "cards", lambda: {"tiny": changed})
-    hub.pull("tiny:gguf")
-    assert "has changed since its card was written" in capsys.readouterr().err
+
+
+def fetched(fake_hub: Any) -> bool:
+    return any("/resolve/" in path for method, path, _ in fake_hub.requests if method == "GET")
+
+
+@pytest.mark.parametrize("keeps", ["a large file", "a small file"])
+def test_a_newer_commit_is_checked_by_the_hub_s_digest_and_said(
+    keeps: str, fake_hub: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_hub.files["q.gguf"] = MODEL
+    fake_hub.large = (".gguf",) if keeps == "a large file" else ()
+    name_file(monkeypatch, sha256=sha256(MODEL).hexdigest())
+    assert hub.pull("tiny:gguf").path.read_bytes() == MODEL
+    assert "has changed" not in capsys.readouterr().err
+    hub.remove("tiny:gguf")
+    name_file(monkeypatch, sha256=OTHER)
+    fake_hub.served["q.gguf"] = MODEL[:-1] + b"x"  # neither the card's nor the hub's
+    with pytest.raises(DownloadError, match="arrived altered"):
+        hub.pull("tiny:gguf")
+    assert hub.info("tiny:gguf").path is None
+    fake_hub.served.clear()
+    capsys.readouterr()
+    assert hub.pull("tiny:gguf").path.read_bytes() == MODEL
+    said = f"has changed since its card was written: sha256 {sha256(MODEL).hexdigest()}, not {OTHER}"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keeps", ["a large file", "a small file"])
+def test_a_commit_does_not_change(keeps: str, fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_hub.files["q.gguf"] = MODEL
+    fake_hub.large = (".gguf",) if keeps == "a large file" else ()
+    name_file(monkeypatch, sha256=OTHER, revision=fake_hub.REVISION)
+    with pytest.raises(
+        ModelFileError, match=rf"q\.gguf has sha256 .*the card says {OTHER}; take another"
+    ) as told:
+        hub.pull("tiny:gguf")
+    assert "download it yourself and give its path" in told.value.next_step
+    assert fetched(fake_hub) is (keeps == "a small file")  # of a large one the digest comes first
+    assert hub.info("tiny:gguf").path is None
+    assert [file for file in hub_repo._blobs(GGUF).glob("*") if file.is_file()] == []
+    name_file(monkeypatch, sha256=sha256(MODEL).hexdigest(), revision=fake_hub.REVISION)
+    assert hub.pull("tiny:gguf").path.read_bytes() == MODEL
+
+
+def test_a_file_that_nobody_speaks_for(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub states no digest: then the card's is the only one, wherever the revision moves."""
+    fake_hub.files["q.gguf"] = MODEL
+    fake_hub.large, facts = (), fake_hub._facts
+    monkeypatch.setattr(fake_hub, "_facts", lambda *args: facts(*args) | {"blobId": None})
+    name_file(monkeypatch, sha256=OTHER)
+    with pytest.raises(ModelFileError, match=rf"the card says {OTHER}"):
+        hub.pull("tiny:gguf")
+    assert hub.info("tiny:gguf").path is None
+    name_file(monkeypatch, sha256=sha256(MODEL).hexdigest())
+    assert hub.pull("tiny:gguf").path.read_bytes() == MODEL
 
 
 def test_another_variant_is_no_substitute(

@@ -16,16 +16,6 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def size(count: int) -> str:
-    """Bytes, in powers of a thousand."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"
-
-
 def short(count: float) -> str:
     """A count in at most five cells."""
     for unit in ("", "k", "M"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from ferrum_mlx.plain import size
 from ferrum_mlx.sanitize import sanitize
 
 from .chart import chart
 from .feed import EngineFeed
-from .format import LABEL, Part, bar, fit, milliseconds, section, short, size
+from .format import LABEL, Part, bar, fit, milliseconds, section, short
 from .kvmap import blocks_a_cell, count_all, legend, map_lines
 
 _INDENT = " " * LABEL

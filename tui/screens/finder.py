@@ -71,14 +71,6 @@ def _line(text: str) -> str:
     return " ".join(sanitize(text).split())
 
 
-def size(count: int) -> str:
-    """Bytes, in the unit people read best."""
-    for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= bytes_:
-            return f"{count / bytes_:.1f} {unit}"
-    return f"{count} B"
-
-
 def duration(seconds: float) -> str:
     """A rest of time, such as 4:05 or 1:04:05."""
     minutes, rest = divmod(round(seconds), 60)

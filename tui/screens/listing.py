@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import Card, choose
-from ferrum_mlx.fit import TIGHT, fit_of
+from ferrum_mlx.fit import Fit, fit_of
+from ferrum_mlx.plain import size
 
-from .finder import Cell, size
+from .finder import Cell
 
 _DIM = "dim"  # and no colour, which might be that of the highlighted row
-
-
-class Fit(Protocol):
-    @property
-    def needed_bytes(self) -> int: ...
-    @property
-    def available_bytes(self) -> int: ...
-    @property
-    def fits(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +38,6 @@ class Entry:
     licence: str
     context: int | None
     verified: bool
-
-    @property
-    def tight(self) -> bool:
-        fit = self.fit
-        return fit is not None and fit.fits and fit.needed_bytes > TIGHT * fit.available_bytes
 
 
 FitOf = Callable[[hub.ModelStatus], Fit | None]
@@ -114,7 +100,7 @@ def fit_cells(entry: Entry) -> tuple[Cell, Cell]:
     if not fit.fits:
         needed = f"too big: needs {size(fit.needed_bytes)} of {size(fit.available_bytes)}"
         return ("✗", "$text-error"), (needed, "$text-error")
-    if entry.tight:
+    if fit.tight:
         return ("≈", "$text-warning"), ("tight", "$text-warning")
     return ("✓", "$text-success"), ("fits", "$text-success")
 

@@ -16,12 +16,13 @@ from textual.widgets.option_list import Option
 
 from ferrum_mlx import hub
 from ferrum_mlx.errors import DownloadStoppedError, FerrumError, shown
+from ferrum_mlx.plain import size
 from ferrum_mlx.sanitize import sanitize
 
 from . import listing
 from .confirm import Confirm
 from .download import Download
-from .finder import SearchBox, duration, size, table
+from .finder import SearchBox, duration, table
 
 _LOOKS_PER_SECOND = 5  # at a download
 

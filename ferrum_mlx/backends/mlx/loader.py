@@ -31,7 +31,7 @@ def load_model(resolved: ResolvedModel, *, quantized: bool = False) -> tuple[Mod
         UnsupportedModelError: a model that mlx-lm, or our GGUF reader, has no class for.
     """
     if resolved.format == "gguf":
-        return _load_gguf(resolved.path, quantized)
+        return _load_gguf(resolved, quantized)
     return _load_folder(resolved.path)
 
 
@@ -65,8 +65,8 @@ def _is_gptq(folder: Path) -> bool:
     return isinstance(said, dict) and said.get("quant_method") == "gptq"
 
 
-def _load_gguf(path: Path, quantized: bool) -> tuple[Module, dict[str, Any]]:
-    gguf = GGUFWeights(path)
+def _load_gguf(resolved: ResolvedModel, quantized: bool) -> tuple[Module, dict[str, Any]]:
+    gguf = GGUFWeights(resolved.gguf)
     config = gguf.config
     classes = import_module(f"mlx_lm.models.{config['model_type']}")
     model = classes.Model(classes.ModelArgs.from_dict(config))
@@ -86,19 +86,21 @@ def _load_gguf(path: Path, quantized: bool) -> tuple[Module, dict[str, Any]]:
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     config["unpacked"] = {kind: nbytes for kind, nbytes in unpacked.items() if kind != "F32"}
-    if bits_of:
-        config["quantization"] = {"group_size": GROUP, "bits": min(bits_of.values())}
-        quantize(
-            model,
-            group_size=GROUP,
-            class_predicate=lambda layer, _: (
-                {"group_size": GROUP, "bits": bits_of[layer]} if layer in bits_of else False
-            ),
-        )
     try:
+        if bits_of:
+            config["quantization"] = {"group_size": GROUP, "bits": min(bits_of.values())}
+            quantize(
+                model,
+                group_size=GROUP,
+                class_predicate=lambda layer, _: (
+                    {"group_size": GROUP, "bits": bits_of[layer]} if layer in bits_of else False
+                ),
+            )
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        raise ModelFileError(f"{path} does not fit its own metadata: {str(error).splitlines()[0]}") from error
+        raise ModelFileError(
+            f"{resolved.path} does not fit its own metadata: {str(error).splitlines()[0]}"
+        ) from error
     return model, config
 
 

@@ -46,7 +46,7 @@ def load_model(
     model: Any
     notes: list[str] = []
     if resolved.format == "gguf":
-        model = _load_gguf(resolved.path, device, as_stored)
+        model = _load_gguf(resolved, device, as_stored)
     else:
         model, notes = _load_folder(resolved.path, device, as_stored)
     if device.place.type == "mps":
@@ -132,8 +132,8 @@ def _check_complete(where: Path, found: dict[str, Any]) -> None:
 class StoredGGUF:
     """A GGUF's weights as the file has them, by the model's names for them (weights.Stored)."""
 
-    def __init__(self, path: Path) -> None:
-        self._gguf = GGUFWeights(path)
+    def __init__(self, gguf: GGUFWeights) -> None:
+        self._gguf = gguf
         self._names = set(self._gguf.names)
 
     def codes(self, name: str) -> QuantizedTensor | None:
@@ -145,15 +145,15 @@ class StoredGGUF:
 
 def stored_weights(resolved: ResolvedModel) -> StoredGGUF | None:
     """None of a folder, whose weights are in the model as they are stored."""
-    return StoredGGUF(resolved.path) if resolved.format == "gguf" else None
+    return StoredGGUF(GGUFWeights(resolved.gguf)) if resolved.format == "gguf" else None
 
 
-def _load_gguf(path: Path, device: Device, unread: bool) -> PreTrainedModel:
+def _load_gguf(resolved: ResolvedModel, device: Device, unread: bool) -> PreTrainedModel:
     """Unpacked exactly; a GPU then rounds to its dtype."""
-    gguf = GGUFWeights(path)
+    gguf = GGUFWeights(resolved.gguf)
     settings = dict(gguf.config)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    skeleton = _check_scale(config, gguf.shapes, path)
+    skeleton = _check_scale(config, gguf.shapes, resolved.path)
     linear = {f"{name}.weight" for name, module in skeleton.named_modules() if type(module) is nn.Linear}
     later = linear.intersection(gguf.names) if unread else set()
     weights = {
@@ -162,7 +162,7 @@ def _load_gguf(path: Path, device: Device, unread: bool) -> PreTrainedModel:
     }
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model, found = _with_report(model_class, None, config=config, state_dict=weights, dtype=device.dtype)
-    _check_complete(path, found)
+    _check_complete(resolved.path, found)
     for name in later:  # a placeholder that transformers has copied is no longer told from a weight
         if not is_unread(parameter := model.get_parameter(name)):
             parameter.data = torch.from_numpy(gguf.read(name))

@@ -22,6 +22,8 @@ from ferrum_mlx.backends.torch import loader
 from ferrum_mlx.backends.torch.loader import StoredGGUF, load_model
 from ferrum_mlx.backends.torch.weights import pack
 from ferrum_mlx.catalog import ResolvedModel
+from ferrum_mlx.gguf import GGUFFile
+from ferrum_mlx.gguf_weights import GGUFWeights
 
 from .. import tiny_models as tiny
 from ..tiny_ggufs import write_gguf
@@ -74,7 +76,7 @@ def test_layers_that_are_to_be_packed_are_read_one_at_a_time(
     assert (unread.get_parameter(down).untyped_storage().nbytes() == 4) is not copied
     whole = load(tmp_path / "m.gguf")
     for model in (unread, whole):
-        pack(model, StoredGGUF(tmp_path / "m.gguf"))
+        pack(model, StoredGGUF(GGUFWeights(GGUFFile(tmp_path / "m.gguf"))))
     np.testing.assert_array_equal(logits(unread), logits(whole))
 
 
@@ -112,9 +114,9 @@ def test_a_quantized_gguf_is_its_dequantized_checkpoint(kind: str, tmp_path: Pat
     np.testing.assert_array_equal(logits(load(tmp_path / "m.gguf")), logits(load(folder)))
 
     weight = "model.layers.1.self_attn.q_proj.weight"  # its rows were interleaved
-    codes = StoredGGUF(tmp_path / "m.gguf").codes(weight)
+    codes = StoredGGUF(GGUFWeights(GGUFFile(tmp_path / "m.gguf"))).codes(weight)
     assert (codes is None) is (kind == "Q6_K")
     if codes is not None:
         scales, biases = (np.repeat(np.float32(part), 32, axis=1) for part in (codes.scales, codes.biases))
         np.testing.assert_array_equal(codes.codes * scales + biases, found[weight])
-    assert StoredGGUF(tmp_path / "m.gguf").codes("no.such.weight") is None
+    assert StoredGGUF(GGUFWeights(GGUFFile(tmp_path / "m.gguf"))).codes("no.such.weight") is None
