@@ -163,14 +163,19 @@ def weights_of(path: Path, card: Card | None = None) -> Weights:
     return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
 
 
+def backend_here(wanted: str = "auto") -> str:
+    """mlx or torch: the one asked for, or what this machine would take; build.choose_backend has the last
+    word."""
+    if wanted in ("mlx", "torch"):
+        return wanted
+    return "mlx" if _is_apple() and find_spec("mlx") else "torch" if find_spec("torch") else "mlx"
+
+
 def route_here(backend: str = "") -> Route:
-    """How this machine would keep weights; build.choose_backend has the last word."""
-    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
-    if not backend:
-        backend = "mlx" if apple and find_spec("mlx") else "torch" if find_spec("torch") else "mlx"
-    if backend == "mlx":
-        return "metal" if apple else "mlx-cpu"
-    return "gpu" if apple or Path("/proc/driver/nvidia/version").exists() else "packed"
+    """How this machine would keep weights."""
+    if backend_here(backend) == "mlx":
+        return "metal" if _is_apple() else "mlx-cpu"
+    return "gpu" if _is_apple() or Path("/proc/driver/nvidia/version").exists() else "packed"
 
 
 def free_here(route: Route) -> int | None:
@@ -179,6 +184,10 @@ def free_here(route: Route) -> int | None:
     if route == "metal" or (route == "gpu" and platform.system() == "Darwin"):
         return min(free, memory.metal_limit() or free)
     return memory.cuda_free() if route == "gpu" else free
+
+
+def _is_apple() -> bool:
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 def gigabytes(count: int) -> str:

@@ -146,7 +146,7 @@ PLACES: dict[type[DOMNode], Callable[[Pilot[ChatApp], Binding], Awaitable[None]]
 
 @pytest.fixture
 def chat(stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChatApp:
-    monkeypatch.setattr(listing, "entries", lambda fit=None: scenes.models())
+    monkeypatch.setattr(listing, "entries", lambda fit=None, backend="": scenes.models())
     store = Store(tmp_path / "sessions.db")
     return ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread, store=store)
 

@@ -82,7 +82,7 @@ def test_what_is_here_is_suggested_first(private_cache: Path, monkeypatch: pytes
         )
         for each in status
     ]
-    monkeypatch.setattr(hub, "list_models", lambda: here)
+    monkeypatch.setattr(hub, "list_models", lambda backend="": here)
     assert listing.suggestions(fit=lambda _: Room(1))[0].name == "qwen3-0.6b"
 
 

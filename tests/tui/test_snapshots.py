@@ -50,7 +50,7 @@ class Download:
     error, stopping = None, False
     ended = SimpleNamespace(is_set=lambda: False)
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, backend: str) -> None:
         self.model = model
 
     def start(self) -> None: ...
@@ -67,8 +67,8 @@ def fixed(stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message, "time", clock)
     monkeypatch.setattr(sessions_screen, "time", clock)
     monkeypatch.setattr(chat_store, "time", SimpleNamespace(time=lambda: float(next(seconds))))
-    monkeypatch.setattr(listing, "entries", lambda fit=None: scenes.models())
-    monkeypatch.setattr(hub, "info", lambda name: SimpleNamespace(name=name, path=None))
+    monkeypatch.setattr(listing, "entries", lambda fit=None, backend="": scenes.models())
+    monkeypatch.setattr(hub, "info", lambda name, backend: SimpleNamespace(name=name, path=None))
     monkeypatch.setattr(models, "Download", Download)
     monkeypatch.setattr(settings, "settings_file", lambda: Path("~/.config/ferrum-mlx/config.toml"))
     monkeypatch.delenv("NO_COLOR", raising=False)

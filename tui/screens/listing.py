@@ -57,19 +57,23 @@ class Entry:
 FitOf = Callable[[hub.ModelStatus], Fit | None]
 
 
-def entries(fit: FitOf | None = None) -> list[Entry]:
-    """The catalogue, the default first, then other models in the hub's cache."""
-    return [entry(status, fit) for status in hub.list_models()]
+def entries(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
+    """The catalogue, the default first, then other models in the hub's cache.
+
+    Args:
+        backend: mlx or torch, whose files are meant; "" is for any.
+    """
+    return [entry(status, fit, backend) for status in hub.list_models(backend)]
 
 
-def entry(status: hub.ModelStatus, fit: FitOf | None = None) -> Entry:
+def entry(status: hub.ModelStatus, fit: FitOf | None = None, backend: str = "") -> Entry:
     card, here = status.card, status.path is not None
     return Entry(
         name=status.name,
         title=card.title if card else "",
-        size=status.size if here else _to_download(card),
+        size=status.size if here else _to_download(card, backend),
         here=here,
-        partial=0 if here else hub.partial_size(status.name),
+        partial=0 if here else hub.partial_size(status.name, backend),
         fit=(fit or memory_fit)(status),
         licence=card.licence if card else "",
         context=card.context if card else None,
@@ -87,13 +91,13 @@ def suggestions(most: int = 5, fit: FitOf | None = None) -> list[Entry]:
     return sorted(fitting or found[:1], key=lambda each: not each.here)[:most]
 
 
-def memory_fit(status: hub.ModelStatus, kv_bits: int | None = None) -> Fit | None:
-    """For one sequence of the default context, on the backend that this machine would choose."""
-    return fit_of(status, kv_bits=kv_bits)
+def memory_fit(status: hub.ModelStatus, kv_bits: int | None = None, backend: str = "") -> Fit | None:
+    """For one sequence of the default context; "" is the backend that this machine would choose."""
+    return fit_of(status, backend=backend, kv_bits=kv_bits)
 
 
-def _to_download(card: Card | None) -> int | None:
-    choice = choose(card.alias) if card else None
+def _to_download(card: Card | None, backend: str) -> int | None:
+    choice = choose(card.alias, backend) if card else None
     return choice.sources[0].size if choice else None
 
 
