@@ -109,6 +109,11 @@ class EngineConfig:
             )
 
     @property
+    def draft_model(self) -> str:
+        """The model that guesses; "" where none of its own does."""
+        return self.speculative.removeprefix(DRAFT) if self.speculative.startswith(DRAFT) else ""
+
+    @property
     def adapter_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.adapters)
 

@@ -11,10 +11,12 @@ from typing import Any, Literal
 from textual.app import App
 from textual.message import Message
 
+from ferrum_mlx import hub
 from ferrum_mlx.catalog import default_card
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.errors import FerrumError, ModelNotFoundError
+from ferrum_mlx.fit import backend_here
 from ferrum_mlx.messages import Ready
 
 MakeClient = Callable[[EngineConfig, Callable[[str], None], Callable[[FerrumError], None]], EngineClient]
@@ -95,6 +97,7 @@ class EngineHost:
 
     def _start(self, start: Callable[[], Ready]) -> None:
         try:
+            _check_is_here(self.config)
             ready = start()
         except FerrumError as error:
             self._app.post_message(EngineGone(self, error, started=False))
@@ -109,3 +112,31 @@ class EngineHost:
 
     def _died(self, error: FerrumError) -> None:
         self._app.post_message(EngineGone(self, error, started=True))
+
+
+def _check_is_here(config: EngineConfig) -> None:
+    """An engine fetches what it lacks, where nobody would see it: on a screen it is not asked to.
+
+    Raises:
+        ModelNotFoundError: the model is not on this machine; says what in the chat fetches it.
+        FerrumError: a name that stands for none, or files that cannot be.
+    """
+    if config.backend == "fake":
+        return
+    backend = backend_here(config.backend)
+    try:
+        hub.resolve(config.model, offline=True, backend=backend)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(error.what, error.allowed, _next_step(config, backend)) from error
+    if config.draft_model:
+        hub.resolve(config.draft_model, offline=True, backend=backend)
+
+
+def _next_step(config: EngineConfig, backend: str) -> str:
+    try:
+        name = hub.info(config.model, backend).name
+    except ModelNotFoundError:  # there is none of that name
+        return "Ctrl+O shows those there are"
+    if config.offline:
+        return "Ctrl+O shows those that are here; without --offline it can be downloaded"
+    return f"/model {name} downloads it, Ctrl+O shows others"

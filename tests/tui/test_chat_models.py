@@ -10,11 +10,14 @@ import pytest
 from ferrum_mlx import hub
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import EngineDiedError
+from ferrum_mlx.messages import Died
 from ferrum_tui.app import ChatApp
+from ferrum_tui.notices import Failure
 from ferrum_tui.screens.models import ModelPicker
 
 from .conversing import ask
-from .driver import GREEDY, answers, prompt, ready, screen, until
+from .driver import GREEDY, answers, prompt, ready, screen, state, until
 from .screen_host import note
 from .slow_hub import SlowHub
 
@@ -137,3 +140,47 @@ async def test_a_second_model_is_fetched_before_the_comparison(
         assert right.host.config.model == REPO
         await ask(pilot, "a")
         assert answers(pilot) == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "offline", "step"),
+    [
+        (REPO, False, f"/model {REPO} downloads it, Ctrl+O shows others"),
+        (REPO, True, "without --offline it can be downloaded"),
+        ("qwen3-06b", False, "Ctrl+O shows those there are"),
+    ],
+)
+async def test_a_chat_opens_without_its_model_and_says_what_to_do(
+    name: str, offline: bool, step: str, stage: Any, tmp_path: Path, fake_hub: Any
+) -> None:
+    app = new_chat(name, offline=offline)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: state(pilot) == "failed")
+        assert step in str(app.query_one(Failure).content)
+        app.prompt.put("a")
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.query(Failure)) == 2 and prompt(pilot) == "a")
+        assert (stage.builds, fake_hub.requests) == (0, [])
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: isinstance(app.screen, ModelPicker))
+        await pilot.press("escape")
+        if not offline:
+            await type_command(pilot, f"/model {REPO}")
+        else:
+            await type_command(pilot, f"/model {own_model(tmp_path)}")
+        await ready(pilot)
+        await ask(pilot, "a")
+        assert answers(pilot) == ["ok"]
+
+
+async def test_an_engine_that_comes_back_fetches_nothing(stage: Any, fake_hub: Any) -> None:
+    hub.resolve(REPO)
+    app = new_chat(REPO)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        hub.remove(REPO)
+        fake_hub.requests.clear()
+        app.host.client._dispatch(app.host.client._life, [Died(EngineDiedError("killed by a test"))])
+        await until(pilot, lambda: state(pilot) == "failed")
+        assert "is not on this machine" in str(app.query(Failure).last().content)
+        assert (stage.builds, fake_hub.requests) == (1, [])
