@@ -26,7 +26,7 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.sanitize import sanitize
 
-from . import dialogs, keys, slash
+from . import dialogs, keys, sharing, slash
 from .clipboard import copy
 from .completions import Completions
 from .desk import Desk
@@ -244,10 +244,7 @@ class ChatApp(App[None]):
         self.show_setup()
 
     async def end_comparison(self) -> None:
-        """Back to one transcript; the other one's answers stay as branches."""
-        host = await self.desk.end_comparison()
-        if host is not None:
-            await host.close()
+        await sharing.end(self)
 
     @on(Desk.Editing)
     def _editing(self) -> None:

@@ -18,6 +18,7 @@ from .screens import settings
 from .screens.listing import memory_fit
 from .screens.models import ModelPicker
 from .screens.sessions import SessionsScreen
+from .sharing import replace_engine
 from .talk import Setup
 
 if TYPE_CHECKING:
@@ -83,15 +84,10 @@ async def use_model(app: ChatApp, model: str) -> None:
     await app.end_comparison()
     await app.desk.talk.abandon()
     config = app.host.config
-    before, app.host = app.host, app.new_host(replace(config, model=model, adapters=()))
-    app.desk.talk.host = app.host
     if config.adapters:
         app.tell("The adapters are those of the model before, and stay behind.")
     app.desk.talk.setup = replace(app.desk.talk.setup, adapter="")
-    app.feed.attach(app.host.client)
-    app.show_setup()
-    await before.close()
-    app.host.start()
+    await replace_engine(app, replace(config, model=model, adapters=(), memory_share=1.0))
 
 
 async def pick_session(app: ChatApp, words: str = "") -> None:

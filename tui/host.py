@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -73,8 +74,9 @@ class EngineHost:
         self.client = make_client(config, self._loading, self._died)
         self.client.on_note = self._noted
 
-    def start(self) -> None:
-        self._work(self.client.start)
+    def start(self, after: EngineHost | None = None) -> None:
+        """`after` loads first: each engine counts the memory that is free when it loads."""
+        self._work(self.client.start if after is None else partial(self._start_after, after))
 
     def restart(self) -> None:
         """Bring up a new engine in place of one that died or did not start."""
@@ -103,6 +105,12 @@ class EngineHost:
             self._app.post_message(EngineGone(self, error, started=False))
         else:
             self._app.post_message(EngineReady(self, ready))
+
+    def _start_after(self, other: EngineHost) -> Ready:
+        self._loading(f"waiting for {other.model}")
+        with contextlib.suppress(FerrumError):  # it is told where the other one is
+            other.client.start()
+        return self.client.start()
 
     def _loading(self, stage: str) -> None:
         self._app.post_message(EngineLoading(self, stage))

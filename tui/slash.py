@@ -17,6 +17,7 @@ from ferrum_mlx.errors import UsageError
 from . import dialogs
 from .clipboard import copy
 from .dialogs import kept, use_model, use_setup, use_system, with_model
+from .sharing import compare_models
 from .talk import Setup
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ async def _compare(app: ChatApp, argument: str) -> None:
     if not words:
         await app.end_comparison()
     elif len(words) == 1 and "=" not in words[0]:
-        await with_model(app, words[0], partial(_compare_models, app))
+        await with_model(app, words[0], partial(compare_models, app))
     else:
         changes = assignments(words)
         other = _changed(app, changes)
@@ -116,13 +117,6 @@ async def _compare(app: ChatApp, argument: str) -> None:
             for each in (setup, other)
         )
         await app.desk.compare(app.host, other, here, there)
-
-
-async def _compare_models(app: ChatApp, other: str) -> None:
-    await app.end_comparison()
-    host = app.new_host(replace(app.host.config, model=other, memory_share=0.5, adapters=()))
-    await app.desk.compare(host, replace(app.desk.talk.setup, adapter=""), app.host.model, host.model)
-    host.start()
 
 
 async def _set(app: ChatApp, argument: str) -> None:

@@ -30,6 +30,7 @@ class Stage:
         crash: raised by the next step, once; where `crashing` names a model, by a step of its engine.
         build_error: raised by the next build, once.
         seen: the conversations that reached the engine, as one text each.
+        configs: of each build, in their order.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Stage:
         self.notes: tuple[str, ...] = ()
         self.builds = 0
         self.seen: list[str] = []
+        self.configs: list[EngineConfig] = []
         self.may_build = threading.Event()
         self.may_build.set()
         self._allowed = threading.Semaphore(0)
@@ -55,6 +57,7 @@ class Stage:
 
     def build(self, config: EngineConfig, narrate: Callable[[str], None]) -> Engine:
         self.builds += 1
+        self.configs.append(config)
         narrate("loading the script")
         self.may_build.wait()
         if self.build_error is not None:
