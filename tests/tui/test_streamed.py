@@ -100,7 +100,7 @@ def seen(widget: StreamedMarkdown) -> list[str]:
     return [line.strip() for line in found if line.strip()]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(made_markdown.text, st.integers(1, 40))
 async def test_what_is_seen_while_it_comes_is_what_stays(text: str, size: int) -> None:
     """Before `finish`, and not only behind it; which is also what the whole text says."""
