@@ -15,7 +15,7 @@ from ferrum_mlx.errors import FerrumError, ModelNotFoundError, UsageError
 from ferrum_mlx.fit import backend_here
 
 from .screens import settings
-from .screens.listing import memory_fit
+from .screens.listing import for_engine
 from .screens.models import ModelPicker
 from .screens.sessions import SessionsScreen
 from .sharing import replace_engine
@@ -68,8 +68,7 @@ async def with_model(app: ChatApp, model: str, then: Callable[[str], Awaitable[N
 
 async def _pick(app: ChatApp, then: Callable[[str], Awaitable[None]], fetch: str = "") -> None:
     config = app.host.config
-    backend = backend_here(config.backend)
-    fit = partial(memory_fit, kv_bits=config.kv_bits, backend=backend)
+    fit, backend = for_engine(config)
     current = config.model or default_card().alias
     name = await app.push_screen_wait(ModelPicker(current, config.offline, fit, backend=backend, fetch=fetch))
     try:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import Card, choose
-from ferrum_mlx.fit import TIGHT, fit_of
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.fit import TIGHT, backend_here, fit_of
 
 from .finder import Cell, size
 
+_LEAST, _MOST = 3, 5  # suggestions
 _DIM = "dim"  # and no colour, which might be that of the highlighted row
 
 
@@ -81,14 +85,30 @@ def entry(status: hub.ModelStatus, fit: FitOf | None = None, backend: str = "") 
     )
 
 
-def suggestions(most: int = 5, fit: FitOf | None = None) -> list[Entry]:
-    """Models for a first run: of the catalogue, those that fit this machine, what is here first.
+def suggestions(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
+    """_LEAST to _MOST models for a first run: of the catalogue, what fits this machine; what is here first.
 
-    Where none is known to fit, the default model alone.
+    Where fewer are known to fit, those that need least stand behind them; a list has to say so.
     """
-    found = [each for each in entries(fit) if each.licence]
-    fitting = [each for each in found if each.fit is not None and each.fit.fits]
-    return sorted(fitting or found[:1], key=lambda each: not each.here)[:most]
+    found = [each for each in entries(fit, backend) if each.licence]
+    fitting = sorted(filter(fits, found), key=lambda each: not each.here)[:_MOST]
+    others = sorted((each for each in found if not fits(each)), key=_needed)
+    return fitting + others[: max(_LEAST - len(fitting), 0)]
+
+
+def fits(entry: Entry) -> bool:
+    """Whether a model is known to fit."""
+    return entry.fit is not None and entry.fit.fits
+
+
+def _needed(entry: Entry) -> float:
+    return entry.fit.needed_bytes if entry.fit is not None else math.inf
+
+
+def for_engine(config: EngineConfig) -> tuple[FitOf, str]:
+    """How models fit into an engine of these settings, and the backend whose files it reads."""
+    backend = backend_here(config.backend)
+    return partial(memory_fit, kv_bits=config.kv_bits, backend=backend), backend
 
 
 def memory_fit(status: hub.ModelStatus, kv_bits: int | None = None, backend: str = "") -> Fit | None:
