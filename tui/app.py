@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -116,7 +117,10 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         self._notes += choose_theme(self, self.settings.theme)
-        self.set_keymap(self.settings.keys)
+        keymap, notes = keys.usable(self.settings.keys)
+        self._notes += tuple(notes)
+        self.settings = replace(self.settings, keys=keymap)
+        self.set_keymap(keymap)
         self.show_panel(self.settings.panel)
         self.prompt.focus()
         self._timer = self.set_interval(1 / _DRAINS_PER_SECOND, self._drain, pause=True)
