@@ -53,7 +53,7 @@ async def test_a_pool_of_more_than_half_is_made_anew(
         await ask(pilot, "/compare")
         await until(pilot, lambda: any("has half of the memory" in said for said in remarks(app)))
         await ask(pilot, "/model whole/model")
-        await ready(pilot)
+        await until(pilot, lambda: len(stage.configs) == 5)
         assert stage.configs[-1].memory_share == 1.0
 
 

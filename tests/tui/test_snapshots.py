@@ -215,7 +215,7 @@ STATES: dict[str, State] = {
 MAIN = "conversation"
 ANSI_LIGHT = (MAIN, "failure", "engine", "models")
 COLOURLESS = (
-    *("conversation", "failure", "engine", "models", "empty", "streaming", "comparison"),
+    *("conversation", "failure", "engine", "models", "empty", "comparison"),
     *("download", "confirm", "sessions", "settings"),
 )
 Kept = tuple[str, tuple[int, int], str]  # name of a picture, size, theme
