@@ -54,19 +54,19 @@ def build_executors(
     Args:
         load_draft: the draft model of that name.
     """
-    free, kind = int(loaded.free_memory * config.memory_share), config.speculative
+    free, ours, kind = loaded.free_memory, config.memory_share, config.speculative
     if kind != "off" and loaded.has_state:
-        executor, notes = loaded.executor(config, narrate, free)
+        executor, notes = loaded.executor(config, narrate, free, ours)
         return executor, None, [*notes, NO_ROLLBACK.format(loaded.info.model_id)]
     draft = _draft(loaded, kind, load_draft)
     if draft is None:
-        executor, notes = loaded.executor(config, narrate, free)
+        executor, notes = loaded.executor(config, narrate, free, ours)
         proposer: Proposer | None = NgramProposer() if kind == "ngram" else None
     else:
         own, other = loaded.kv_bytes_per_token, draft.kv_bytes_per_token
         share = own / (own + other)
-        executor, notes = loaded.executor(config, narrate, free, share)
-        second, more = draft.executor(_draft_config(draft, config), narrate, free, 1 - share)
+        executor, notes = loaded.executor(config, narrate, free, ours * share)
+        second, more = draft.executor(_draft_config(draft, config), narrate, free, ours * (1 - share))
         _check_width(executor.info, second.info)
         notes += [f"the draft model: {note}" for note in more if note not in notes]
         notes.append(f"guesses come from {draft.info.model_id}, with {1 - share:.0%} of the memory for KV")

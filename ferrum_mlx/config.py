@@ -35,7 +35,8 @@ class EngineConfig:
         device: "" for the backend's own choice, else "cpu" or "gpu".
         kv_memory: bytes for the KV pools; None sizes them from measured free memory.
         kv_bits: of a number in the KV pools, one of KV_BITS; None is the model's own dtype.
-        memory_share: of the memory that is free when this engine loads, for who runs several.
+        memory_share: of the memory for KV that this engine would have alone, for who runs several: of what
+            is free when it loads, or of kv_memory.
         max_model_len: longest sequence (prompt + output) in tokens; None takes the smaller of
             the model's own limit and DEFAULT_CONTEXT.
         block_size: tokens a KV block.
@@ -107,6 +108,11 @@ class EngineConfig:
                 f"draft_tokens is {self.draft_tokens}, and nothing drafts",
                 next_step="add --speculative ngram, or leave --draft-tokens away",
             )
+
+    @property
+    def draft_model(self) -> str:
+        """The model that guesses; "" where none of its own does."""
+        return self.speculative.removeprefix(DRAFT) if self.speculative.startswith(DRAFT) else ""
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -163,14 +163,19 @@ def weights_of(path: Path, card: Card | None = None) -> Weights:
     return _of_folder(path, card)
 
 
+def backend_here(wanted: str = "auto") -> str:
+    """mlx or torch: the one asked for, or what this machine would take; build.choose_backend has the last
+    word."""
+    if wanted in ("mlx", "torch"):
+        return wanted
+    return "mlx" if _is_apple() and find_spec("mlx") else "torch" if find_spec("torch") else "mlx"
+
+
 def route_here(backend: str = "") -> Route:
-    """How this machine would keep weights; build.choose_backend has the last word."""
-    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
-    if not backend:
-        backend = "mlx" if apple and find_spec("mlx") else "torch" if find_spec("torch") else "mlx"
-    if backend == "mlx":
-        return "metal" if apple else "mlx-cpu"
-    return "gpu" if apple or Path("/proc/driver/nvidia/version").exists() else "packed"
+    """How this machine would keep weights."""
+    if backend_here(backend) == "mlx":
+        return "metal" if _is_apple() else "mlx-cpu"
+    return "gpu" if _is_apple() or Path("/proc/driver/nvidia/version").exists() else "packed"
 
 
 def free_here(route: Route) -> int | None:
@@ -185,6 +190,10 @@ def _of_folder(path: Path, card: Card | None) -> Weights:
     values = checkpoint.num_values(path)  # first: it checks the files
     nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
     return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
+
+
+def _is_apple() -> bool:
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 def _of_gguf(gguf: GGUFFile) -> Weights:

@@ -97,6 +97,7 @@ def resolve(model: str, *, offline: bool = False, progress: bool = False, backen
 def pull(
     model: str,
     *,
+    backend: str = "",
     progress: bool = False,
     report: Report | None = None,
     say: Callable[[str], None] | None = None,
@@ -107,6 +108,7 @@ def pull(
     hash.
 
     Args:
+        backend: takes the best variant for it; "" for the one that this machine would choose.
         progress: show bars on a terminal's stderr.
         report: told how far the download is, on the calling thread; raises DownloadStoppedError to end it.
         say: takes the lines about what is done; None writes them to stderr.
@@ -120,7 +122,7 @@ def pull(
             "a download needs the network",
             "unset it",
         )
-    name, card, sources = _sources(model)
+    name, card, sources = _sources(model, backend)
     for source in sources:
         if isinstance(source, HubSource):
             for blob in hub_repo.remove_altered(source):
@@ -135,9 +137,13 @@ def pull(
 
 
 @readable
-def list_models() -> list[ModelStatus]:
-    """The catalogue, the default first, then other models in the hub's cache."""
-    known = [_status(card.alias, card, card.sources) for card in cards().values()]
+def list_models(backend: str = "") -> list[ModelStatus]:
+    """The catalogue, the default first, then other models in the hub's cache.
+
+    Args:
+        backend: what it cannot read is not here; "" stands for any.
+    """
+    known = [_status(*_sources(alias, backend)) for alias in cards()]
     in_cards = {
         source.repo for card in cards().values() for source in card.sources if isinstance(source, HubSource)
     }
@@ -147,13 +153,13 @@ def list_models() -> list[ModelStatus]:
 
 
 @readable
-def info(model: str) -> ModelStatus:
-    """One model's status; a folder or file of the user's own has one too."""
+def info(model: str, backend: str = "") -> ModelStatus:
+    """One model's status; a folder or file of the user's own has one too. `backend` is as of list_models."""
     if (own := _own_files(model)) is not None:
         return ModelStatus(
             name=own.name, card=None, path=own.path, size=_size(own.path), revision="", source=own.source
         )
-    return _status(*_sources(model))
+    return _status(*_sources(model, backend))
 
 
 @readable
@@ -176,9 +182,9 @@ def remove(model: str) -> int:
     return freed
 
 
-def partial_size(model: str) -> int:
+def partial_size(model: str, backend: str = "") -> int:
     """Bytes that the next download goes on from; 0 of a package, whose download starts again."""
-    sources = () if _own_files(model) is not None else _sources(model)[2]
+    sources = () if _own_files(model) is not None else _sources(model, backend)[2]
     return sum(hub_repo.partial_size(source) for source in sources if isinstance(source, HubSource))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.sanitize import sanitize
 
-from . import dialogs, keys, slash
+from . import dialogs, keys, sharing, slash
 from .clipboard import copy
 from .completions import Completions
 from .desk import Desk
@@ -116,7 +117,10 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         self._notes += choose_theme(self, self.settings.theme)
-        self.set_keymap(self.settings.keys)
+        keymap, notes = keys.usable(self.settings.keys)
+        self._notes += tuple(notes)
+        self.settings = replace(self.settings, keys=keymap)
+        self.set_keymap(keymap)
         self.show_panel(self.settings.panel)
         self.prompt.focus()
         self._timer = self.set_interval(1 / _DRAINS_PER_SECOND, self._drain, pause=True)
@@ -244,10 +248,7 @@ class ChatApp(App[None]):
         self.show_setup()
 
     async def end_comparison(self) -> None:
-        """Back to one transcript; the other one's answers stay as branches."""
-        host = await self.desk.end_comparison()
-        if host is not None:
-            await host.close()
+        await sharing.end(self)
 
     @on(Desk.Editing)
     def _editing(self) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ferrum_mlx import hub
 from ferrum_mlx.catalog import default_card, find_card
 from ferrum_mlx.chat.store import Store
-from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.errors import FerrumError, ModelNotFoundError, UsageError
+from ferrum_mlx.fit import backend_here
 
 from .screens import settings
-from .screens.listing import memory_fit
+from .screens.listing import for_engine
 from .screens.models import ModelPicker
 from .screens.sessions import SessionsScreen
+from .sharing import replace_engine
 from .talk import Setup
 
 if TYPE_CHECKING:
@@ -32,12 +37,45 @@ def kept(app: ChatApp) -> Store:
 
 
 async def pick_model(app: ChatApp) -> None:
+    await _pick(app, partial(use_model, app))
+
+
+async def with_model(app: ChatApp, model: str, then: Callable[[str], Awaitable[None]]) -> None:
+    """Look for a model; what is not on this machine is fetched on the screen, and then used.
+
+    Args:
+        then: takes the name of a model that is here. The user may have chosen another one meanwhile.
+
+    Raises:
+        FerrumError: no such model, or none that may be fetched. Nothing has changed.
+    """
     config = app.host.config
+    app.desk.talk.setup.choice.params(model)
+    if config.backend == "fake":
+        await then(model)
+        return
+    found = await asyncio.to_thread(hub.info, model, backend_here(config.backend))
+    if found.path is not None:
+        await then(found.name)
+    elif config.offline:
+        raise ModelNotFoundError(
+            f"{found.name} is not on this machine, and --offline forbids fetching it",
+            next_step="Ctrl+O shows which are here",
+        )
+    else:
+        app.ask_for(_pick(app, then, found.name))
+
+
+async def _pick(app: ChatApp, then: Callable[[str], Awaitable[None]], fetch: str = "") -> None:
+    config = app.host.config
+    fit, backend = for_engine(config)
     current = config.model or default_card().alias
-    fit = partial(memory_fit, kv_bits=config.kv_bits)
-    name = await app.push_screen_wait(ModelPicker(current, config.offline, fit))
-    if name is not None:
-        await use_model(app, name)
+    name = await app.push_screen_wait(ModelPicker(current, config.offline, fit, backend=backend, fetch=fetch))
+    try:
+        if name is not None:
+            await then(name)
+    except FerrumError as error:
+        app.tell(str(error), bad=True)
 
 
 async def use_model(app: ChatApp, model: str) -> None:
@@ -45,15 +83,10 @@ async def use_model(app: ChatApp, model: str) -> None:
     await app.end_comparison()
     await app.desk.talk.abandon()
     config = app.host.config
-    before, app.host = app.host, app.new_host(replace(config, model=model, adapters=()))
-    app.desk.talk.host = app.host
     if config.adapters:
         app.tell("The adapters are those of the model before, and stay behind.")
     app.desk.talk.setup = replace(app.desk.talk.setup, adapter="")
-    app.feed.attach(app.host.client)
-    app.show_setup()
-    await before.close()
-    app.host.start()
+    await replace_engine(app, replace(config, model=model, adapters=(), memory_share=1.0))
 
 
 async def pick_session(app: ChatApp, words: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any, Literal
 from textual.app import App
 from textual.message import Message
 
+from ferrum_mlx import hub
 from ferrum_mlx.catalog import default_card
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.errors import FerrumError, ModelNotFoundError
+from ferrum_mlx.fit import backend_here
 from ferrum_mlx.messages import Ready
 
 MakeClient = Callable[[EngineConfig, Callable[[str], None], Callable[[FerrumError], None]], EngineClient]
@@ -71,8 +74,9 @@ class EngineHost:
         self.client = make_client(config, self._loading, self._died)
         self.client.on_note = self._noted
 
-    def start(self) -> None:
-        self._work(self.client.start)
+    def start(self, after: EngineHost | None = None) -> None:
+        """`after` loads first: each engine counts the memory that is free when it loads."""
+        self._work(self.client.start if after is None else partial(self._start_after, after))
 
     def restart(self) -> None:
         """Bring up a new engine in place of one that died or did not start."""
@@ -95,11 +99,18 @@ class EngineHost:
 
     def _start(self, start: Callable[[], Ready]) -> None:
         try:
+            _check_is_here(self.config)
             ready = start()
         except FerrumError as error:
             self._app.post_message(EngineGone(self, error, started=False))
         else:
             self._app.post_message(EngineReady(self, ready))
+
+    def _start_after(self, other: EngineHost) -> Ready:
+        self._loading(f"waiting for {other.model}")
+        with contextlib.suppress(FerrumError):  # it is told where the other one is
+            other.client.start()
+        return self.client.start()
 
     def _loading(self, stage: str) -> None:
         self._app.post_message(EngineLoading(self, stage))
@@ -109,3 +120,31 @@ class EngineHost:
 
     def _died(self, error: FerrumError) -> None:
         self._app.post_message(EngineGone(self, error, started=True))
+
+
+def _check_is_here(config: EngineConfig) -> None:
+    """An engine fetches what it lacks, where nobody would see it: on a screen it is not asked to.
+
+    Raises:
+        ModelNotFoundError: the model is not on this machine; says what in the chat fetches it.
+        FerrumError: a name that stands for none, or files that cannot be.
+    """
+    if config.backend == "fake":
+        return
+    backend = backend_here(config.backend)
+    try:
+        hub.resolve(config.model, offline=True, backend=backend)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(error.what, error.allowed, _next_step(config, backend)) from error
+    if config.draft_model:
+        hub.resolve(config.draft_model, offline=True, backend=backend)
+
+
+def _next_step(config: EngineConfig, backend: str) -> str:
+    try:
+        name = hub.info(config.model, backend).name
+    except ModelNotFoundError:  # there is none of that name
+        return "Ctrl+O shows those there are"
+    if config.offline:
+        return "Ctrl+O shows those that are here; without --offline it can be downloaded"
+    return f"/model {name} downloads it, Ctrl+O shows others"

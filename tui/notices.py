@@ -8,6 +8,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.plain import size
 from ferrum_mlx.sanitize import sanitize
@@ -23,12 +24,12 @@ class Welcome(Static):
 
     Args:
         model: the one that is used.
-        offline: nothing can be fetched, and so only models that are here are offered.
+        config: of its engine; offline nothing can be fetched, and so only models that are here are offered.
     """
 
-    def __init__(self, model: str, *, offline: bool = False) -> None:
+    def __init__(self, model: str, config: EngineConfig) -> None:
         super().__init__(markup=False)
-        self._model, self._offline = sanitize(model), offline
+        self._model, self._config = sanitize(model), config
         self._offers: list[Content] = []
 
     def on_mount(self) -> None:
@@ -37,18 +38,19 @@ class Welcome(Static):
 
     async def _offer(self) -> None:
         try:
-            found = await asyncio.to_thread(listing.suggestions)
+            fit, backend = listing.for_engine(self._config)
+            found = await asyncio.to_thread(listing.suggestions, fit, backend)
         except FerrumError as error:
             self._offers = [Content.styled(sanitize(f"no list of models: {error}"), "$text-warning")]
         else:
-            offered = [each for each in found if each.here or not self._offline]
+            offered = [each for each in found if each.here or not self._config.offline]
             self._offers = [_offer(each) for each in offered]
         self.fit()
 
     def fit(self) -> None:
         """Show the lines there is room for, the least important left out first."""
         model = Content.styled(self._model, "bold")
-        if self._offline:
+        if self._config.offline:
             model = Content.assemble(model, ("  offline", "$text-warning"))
         offers = self._offers
         if offers:
@@ -75,7 +77,9 @@ class Welcome(Static):
 
 def _offer(entry: listing.Entry) -> Content:
     there = "here" if entry.here else f"↓ {size(entry.size) if entry.size else '?'}"
-    return Content.assemble((sanitize(entry.name), "bold"), (f"  {there}", _DIM))
+    known = listing.fit_cells(entry)[1][0] if entry.fit is not None else "memory unknown"
+    room = "" if listing.fits(entry) else f"  {known}"
+    return Content.assemble((sanitize(entry.name), "bold"), (f"  {there}", _DIM), (room, "$text-warning"))
 
 
 class Failure(Static):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
@@ -15,7 +16,8 @@ from ferrum_mlx.errors import UsageError
 
 from . import dialogs
 from .clipboard import copy
-from .dialogs import kept, use_model, use_setup, use_system
+from .dialogs import kept, use_model, use_setup, use_system, with_model
+from .sharing import compare_models
 from .talk import Setup
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ async def obey(app: ChatApp, call: Call) -> None:
         case "copy":
             await _copy(app, argument)
         case "model":
-            await (use_model(app, argument) if argument else app.run_action("models"))
+            use = partial(use_model, app)
+            await (with_model(app, argument, use) if argument else app.run_action("models"))
         case "compare":
             await _compare(app, argument)
         case "set":
@@ -104,10 +107,7 @@ async def _compare(app: ChatApp, argument: str) -> None:
     if not words:
         await app.end_comparison()
     elif len(words) == 1 and "=" not in words[0]:
-        await app.end_comparison()
-        host = app.new_host(replace(app.host.config, model=words[0], memory_share=0.5, adapters=()))
-        await app.desk.compare(host, replace(setup, adapter=""), app.host.model, host.model)
-        host.start()
+        await with_model(app, words[0], partial(compare_models, app))
     else:
         changes = assignments(words)
         other = _changed(app, changes)

@@ -33,8 +33,8 @@ class StreamedMarkdown(Vertical):
         closed = self._splitter.feed(text)
         if closed:
             await self._close(closed)
-        if self._splitter.open.strip():
-            await self._show_open(self._splitter.open)
+        if self._splitter.visible.strip():
+            await self._show_open(self._splitter.visible)
 
     async def finish(self) -> None:
         """Close the last block, too."""

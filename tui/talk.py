@@ -99,7 +99,7 @@ class Talk(Vertical):
     async def show(self) -> None:
         """The whole path, as after a resume."""
         if self.leaf is None:
-            await self.transcript.clear(self.host.model, offline=self.host.config.offline)
+            await self.transcript.clear(self.host.model, self.host.config)
         else:
             await self.transcript.show(self.path, self._place)
         self.show_status()

@@ -11,6 +11,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from ferrum_mlx.chat.conversation import Message
+from ferrum_mlx.config import EngineConfig
 
 from .answer import Answer
 from .message import MessageWidget, Place, UserMessage
@@ -140,12 +141,12 @@ class Transcript(VerticalScroll, can_focus=False):
             self._path.pop()
             await widget.remove()
 
-    async def clear(self, model: str, *, offline: bool = False) -> None:
+    async def clear(self, model: str, config: EngineConfig) -> None:
         """Back to an empty conversation."""
         async with self._changing:
             self._path, self._earlier, self._left_at = [], 0, None
             await self.remove_children()
-            await self.mount(Welcome(model, offline=offline))
+            await self.mount(Welcome(model, config))
         self.follow()
 
     async def _drop_surplus(self) -> None:

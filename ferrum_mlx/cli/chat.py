@@ -22,7 +22,7 @@ from ferrum_mlx.cli.options import (
     thinking_option,
     use_adapter_option,
 )
-from ferrum_mlx.cli.screen import has_screen, pull_if_missing
+from ferrum_mlx.cli.screen import has_screen, prepare_chat, pull_if_missing
 from ferrum_mlx.errors import FerrumError
 
 
@@ -54,31 +54,34 @@ def chat(
 ) -> None:
     """Talk to MODEL, or to the default model.
 
-    Options go before the settings file, and that before what the model's makers suggest. Prompts out of a
-    pipe get the likeliest answer, the same one every time: the settings file is not read then, and nothing
-    is kept, unless --resume is given.
+    Options go before the settings file, and that before what the model's makers suggest. A model that is
+    not on this machine is downloaded first, where it is the default or named here; on the screen, one that
+    the settings file names waits for your word. Prompts out of a pipe get the likeliest answer, the same
+    one every time: the settings file is not read then, and nothing is kept, unless --resume is given.
     """
     config = engine_config(options, model_argument)
     adapter = chosen_adapter(config, use_adapter, required=False)
     piped = not sys.stdin.isatty()
     settings, notes = (user_settings.Settings(), []) if piped else user_settings.load()
-    config = config if config.model else replace(config, model=settings.model)
+    named = bool(config.model)
+    config = config if named else replace(config, model=settings.model)
     sampling = SamplingChoice(
         sampling_given(options), settings.sampling, suggest=not piped and config.backend != "fake"
     )
     sampling.params(config.model)  # what is set must go together: said before the model is fetched
     thinking = settings.thinking if thinking is None else thinking
     system = settings.system if system is None else system
-    pull_if_missing(config)
     if plain or not has_screen(sys.stdin, sys.stdout, sys.stderr):
         from ferrum_mlx.cli.linear import talk
 
+        pull_if_missing(config)
         for note in notes:
             say_note(note)
         code = talk(config, sampling, system, thinking, resume, keep=not piped, adapter=adapter)
         click.get_current_context().exit(code)
     from ferrum_tui.escape import notice_escape
 
+    notes += prepare_chat(config, named=named)
     notice_escape()
     from ferrum_tui.app import ChatApp
     from ferrum_tui.terminal import follow_terminal

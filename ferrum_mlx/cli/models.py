@@ -14,6 +14,14 @@ from ferrum_mlx.errors import UsageError
 from ferrum_mlx.plain import size
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_backend = click.option(
+    "--backend",
+    type=click.Choice(["auto", "mlx", "torch"]),
+    default="auto",
+    show_default=True,
+    callback=lambda context, option, value: "" if value == "auto" else value,
+    help="Whose files and memory are meant; auto: files of either, memory as this machine would take it.",
+)
 
 
 @click.group(short_help="List, download and remove models.")
@@ -26,12 +34,13 @@ def models() -> None:
 
 
 @models.command("list")
+@_backend
 @_as_json
-def list_(as_json: bool) -> None:
+def list_(backend: str, as_json: bool) -> None:
     """The catalogue, which of it is on this machine, and what fits into its memory."""
-    found = hub.list_models()
+    found = hub.list_models(backend)
     if as_json:
-        click.echo(json.dumps([_facts(status) for status in found], ensure_ascii=False))
+        click.echo(json.dumps([_facts(status, backend) for status in found], ensure_ascii=False))
         return
     rows = [("", "name", "here", "memory", "licence", "title")]
     for status in found:
@@ -39,7 +48,7 @@ def list_(as_json: bool) -> None:
         here = "-" if status.size is None else size(status.size)
         mark = "*" if card and card.default else ""
         licence, title = (card.licence, card.title) if card else ("", "")
-        rows.append((mark, status.name, here, _room(fit.fit_of(status)), licence, title))
+        rows.append((mark, status.name, here, _room(fit.fit_of(status, backend=backend)), licence, title))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -47,12 +56,13 @@ def list_(as_json: bool) -> None:
 
 @models.command()
 @click.argument("model", default="")
+@_backend
 @click.option("--offline", is_flag=True, hidden=True)
-def pull(model: str, offline: bool) -> None:
+def pull(model: str, backend: str, offline: bool) -> None:
     """Download MODEL (the default model if none is named) and check it; a cached one is checked again."""
     if offline:
         raise UsageError("models pull --offline", "a download needs the network", "drop --offline")
-    resolved = hub.pull(model, progress=True)
+    resolved = hub.pull(model, backend=backend, progress=True)
     say(f"{resolved.name} from {resolved.source} is complete")
     click.echo(resolved.path)
 
@@ -75,10 +85,11 @@ def rm(model: str, yes: bool) -> None:
 
 @models.command()
 @click.argument("model", default="")
+@_backend
 @_as_json
-def info(model: str, as_json: bool) -> None:
+def info(model: str, backend: str, as_json: bool) -> None:
     """What is known of MODEL (the default model if none is named)."""
-    facts = _facts(hub.info(model))
+    facts = _facts(hub.info(model, backend), backend)
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return
@@ -87,8 +98,8 @@ def info(model: str, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {_shown(value)}")
 
 
-def _facts(status: hub.ModelStatus) -> dict[str, Any]:
-    card, room = status.card, fit.fit_of(status)
+def _facts(status: hub.ModelStatus, backend: str) -> dict[str, Any]:
+    card, room = status.card, fit.fit_of(status, backend=backend)
     return {
         "name": status.name,
         "title": card.title if card else None,

@@ -6,6 +6,7 @@ import os
 from typing import TextIO
 
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import DownloadError, ModelFileError, ModelNotFoundError
 
 
 def has_screen(*streams: TextIO) -> bool:
@@ -15,7 +16,43 @@ def has_screen(*streams: TextIO) -> bool:
 
 def pull_if_missing(config: EngineConfig) -> None:
     """Download here, where progress can be shown: a child process has no terminal."""
-    if config.backend != "fake":
-        from ferrum_mlx import hub
+    if config.backend == "fake":
+        return
+    from ferrum_mlx import hub
+    from ferrum_mlx.fit import backend_here
 
-        hub.resolve(config.model, offline=config.offline, progress=True, backend=config.backend)
+    backend = backend_here(config.backend)
+    hub.resolve(config.model, offline=config.offline, progress=True, backend=backend)
+    if config.draft_model:
+        hub.resolve(config.draft_model, offline=config.offline, progress=True, backend=backend)
+
+
+def prepare_chat(config: EngineConfig, *, named: bool) -> list[str]:
+    """As pull_if_missing, but a chat on the screen opens without the model, too, and says what is missing.
+
+    Fetched are the default model and one that the command line names. One that the settings file names is
+    the chat's to offer.
+
+    Args:
+        named: the model stands on the command line, where a name that stands for none is an error.
+
+    Returns:
+        What the user must know of a download that failed.
+    """
+    if config.backend == "fake" or (config.model and not named):
+        return []
+    from ferrum_mlx import hub, hub_repo
+    from ferrum_mlx.fit import backend_here
+
+    if named:
+        hub.info(config.model, backend_here(config.backend))
+    if config.offline or hub_repo.is_offline():
+        return []
+    try:
+        pull_if_missing(config)
+    except (DownloadError, ModelFileError) as error:
+        return [str(error)]
+    except ModelNotFoundError:  # a repository that the hub does not have
+        if named:
+            raise
+    return []

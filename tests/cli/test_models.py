@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ferrum_mlx import fit, memory
-from ferrum_mlx.catalog import ResolvedModel, cards
+from ferrum_mlx import catalog, fit, hub, memory
+from ferrum_mlx.catalog import HubSource, ResolvedModel, cards
 from ferrum_mlx.cli.models import models
 from ferrum_mlx.errors import FerrumError
 
@@ -66,10 +67,30 @@ def test_list_says_what_fits(
 
 
 def test_what_nobody_knows_is_said(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "fit_of", lambda status: None)
+    monkeypatch.setattr(fit, "fit_of", lambda status, backend: None)
     assert all("? unknown" in row for row in run("list").stdout.splitlines()[1:])
     assert json.loads(run("info", "--json").stdout)["fits"] is None
     assert "fits             -" in run("info").stdout
+
+
+def test_each_backend_has_files_of_its_own(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = HubSource(repo=REPO, variant="mlx-4bit")
+    card = replace(cards()["qwen3-8b"], sources=(HubSource(repo="maker/eight"), packed))
+    for module in (catalog, hub):
+        monkeypatch.setattr(module, "cards", lambda: {"qwen3-8b": card})
+    asked: list[str] = []
+    monkeypatch.setattr(fit, "fit_of", lambda status, backend: asked.append(backend))
+    assert run("pull", "qwen3-8b:mlx-4bit", "--backend", "mlx").exit_code == 0
+    for options, here in (([], True), (["--backend", "mlx"], True), (["--backend", "torch"], False)):
+        for facts in (
+            json.loads(run("list", "--json", *options).stdout)[0],
+            json.loads(run("info", "qwen3-8b", "--json", *options).stdout),
+        ):
+            assert (facts["name"], facts["cached"]) == ("qwen3-8b", here)
+    assert asked == ["", "", "mlx", "mlx", "torch", "torch"]
+    refused = run("pull", "qwen3-8b:mlx-4bit", "--backend", "torch")
+    assert isinstance(refused.exception, FerrumError)
+    assert "packed for MLX, which torch cannot read" in str(refused.exception)
 
 
 def test_list_json(private_cache: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from ferrum_mlx import build
+from ferrum_mlx import build, hub_fetch
 from ferrum_mlx.backends.fake import EOS, FakeCodec, FakeExecutor
 from ferrum_mlx.batch import RowSampling
 from ferrum_mlx.client import EngineClient
@@ -17,6 +18,7 @@ from ferrum_mlx.errors import FerrumError
 from ferrum_tui.app import ChatApp
 
 from .driver import GREEDY
+from .slow_hub import SlowHub
 
 
 class Stage:
@@ -28,6 +30,7 @@ class Stage:
         crash: raised by the next step, once; where `crashing` names a model, by a step of its engine.
         build_error: raised by the next build, once.
         seen: the conversations that reached the engine, as one text each.
+        configs: of each build, in their order.
     """
 
     def __init__(self) -> None:
@@ -39,6 +42,7 @@ class Stage:
         self.notes: tuple[str, ...] = ()
         self.builds = 0
         self.seen: list[str] = []
+        self.configs: list[EngineConfig] = []
         self.may_build = threading.Event()
         self.may_build.set()
         self._allowed = threading.Semaphore(0)
@@ -53,6 +57,7 @@ class Stage:
 
     def build(self, config: EngineConfig, narrate: Callable[[str], None]) -> Engine:
         self.builds += 1
+        self.configs.append(config)
         narrate("loading the script")
         self.may_build.wait()
         if self.build_error is not None:
@@ -99,3 +104,19 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 @pytest.fixture
 def app(stage: Stage) -> ChatApp:
     return ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread)
+
+
+@pytest.fixture
+def slow_hub(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowHub]:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
+    slow = SlowHub(fake_hub)
+
+    make = hub_fetch._Count
+
+    def count(here: int) -> hub_fetch._Count:
+        slow.counts.append(make(here))
+        return slow.counts[-1]
+
+    monkeypatch.setattr(hub_fetch, "_Count", count)
+    yield slow
+    slow.go.set()

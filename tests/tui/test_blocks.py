@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrum_tui.blocks import BlockSplitter, is_list
+from ferrum_tui.markup import Fence, Paragraph, parts_of
+from ferrum_tui.table import Table
+
+from . import made_markdown
 
 LINES = [
     "",
@@ -36,6 +40,55 @@ def test_nothing_is_lost_and_pieces_do_not_matter(text: str, size: int) -> None:
     assert "".join(closed) + rest == text
     by_character = cuts(text)
     assert ("".join(closed), rest) == ("".join(by_character[0]), by_character[1])
+
+
+def lines(text: str) -> list[str]:
+    """What a text says once it is parsed, without its blank lines."""
+    found: list[str] = []
+    for part in parts_of(text):
+        if isinstance(part, Fence):
+            found += [f"code: {line}" for line in part.code.split("\n") if line]
+        else:
+            found += [line for paragraph in part for line in said(paragraph).split("\n")]
+    return [line for line in found if line.strip()]
+
+
+def said(paragraph: Paragraph) -> str:
+    content = paragraph.content
+    if isinstance(content, Table):
+        return f"table: {[[cell.plain for cell in row] for row in content.rows]}"
+    return paragraph.first.plain + content.plain
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(made_markdown.text, st.integers(1, 20))
+def test_what_is_cut_says_what_the_whole_says(text: str, size: int) -> None:
+    """At every moment: a text may end anywhere, as one does that is being written."""
+    closed, rest = cuts(text, size)
+    assert [line for part in (*closed, rest) for line in lines(part)] == lines(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```x``` is inline code\n\n- a\n- b\n\nand more\n",
+        "```\n    ```\n* * *\n```\n",  # too far in to close it
+        "- ```py\n  x\n  ```\n\n# after\n\n```\ny\n",
+        "1. run\n   ```sh\n   ls\nand after, the fence is over\n\n- a\n\nend\n",
+        "- a\n" * 13 + "# over\ntext\n-\n- no item, and then one\n",
+        "- a\n" * 13 + "# over\ntext\n2) no item\n",
+        "* * *\n  ```\nx\n\n> q\n",
+    ],
+)
+def test_what_was_cut_wrongly_once(text: str) -> None:
+    for end in range(len(text) + 1):
+        closed, rest = cuts(text[:end])
+        assert [line for part in (*closed, rest) for line in lines(part)] == lines(text[:end])
+
+
+def test_the_comparison_sees_a_wrong_cut() -> None:
+    assert lines("```\na\n") + lines("# b\n") != lines("```\na\n# b\n")
+    assert lines("- a\n") + lines("  more\n") != lines("- a\n  more\n- b\n")
 
 
 @pytest.mark.parametrize(

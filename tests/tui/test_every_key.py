@@ -22,10 +22,12 @@ from ferrum_mlx.chat.settings import Settings
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
+from ferrum_tui import keys
 from ferrum_tui.app import ChatApp
 from ferrum_tui.block import CodeBlock
 from ferrum_tui.engine.screen import EngineScreen
 from ferrum_tui.message import MessageWidget
+from ferrum_tui.notices import Remark
 from ferrum_tui.prompt import Prompt
 from ferrum_tui.screens import listing
 from ferrum_tui.screens.confirm import Confirm
@@ -62,7 +64,9 @@ ENTER_AND_TAB = {"ctrl+m", "ctrl+i"}  # to a terminal
 def classes() -> Iterator[type[DOMNode]]:
     """Those of the chat that bind keys; test_bench_app.py has the benchmark's."""
     for found in pkgutil.walk_packages(ferrum_tui.__path__, "ferrum_tui."):
-        if not found.name.startswith(("ferrum_tui.bench", "ferrum_tui.measure", "ferrum_tui.flushes")):
+        if not found.name.startswith(
+            ("ferrum_tui.bench", "ferrum_tui.measure", "ferrum_tui.flushes", "ferrum_tui.trial")
+        ):
             for each in vars(importlib.import_module(found.name)).values():
                 own = isinstance(each, type) and each.__module__ == found.name
                 if own and issubclass(each, DOMNode) and "BINDINGS" in vars(each):
@@ -146,7 +150,7 @@ PLACES: dict[type[DOMNode], Callable[[Pilot[ChatApp], Binding], Awaitable[None]]
 
 @pytest.fixture
 def chat(stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChatApp:
-    monkeypatch.setattr(listing, "entries", lambda fit=None: scenes.models())
+    monkeypatch.setattr(listing, "entries", lambda fit=None, backend="": scenes.models())
     store = Store(tmp_path / "sessions.db")
     return ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread, store=store)
 
@@ -209,12 +213,79 @@ def test_every_class_that_binds_keys_is_here() -> None:
 
 
 def test_the_keys_that_people_expect() -> None:
-    keys: dict[str | None, set[str]] = {}
+    found: dict[str | None, set[str]] = {}
     for cls in classes():
         for binding in bindings(cls):
-            keys.setdefault(binding.id, set()).add(binding.key)
-    assert {name: keys.get(name) for name in PROMISED} == PROMISED
-    assert not ENTER_AND_TAB & {key for bound in keys.values() for key in bound}
+            found.setdefault(binding.id, set()).add(binding.key)
+    assert {name: found.get(name) for name in PROMISED} == PROMISED
+    assert not ENTER_AND_TAB & {key for bound in found.values() for key in bound}
+
+
+def table_of_keys() -> str:
+    """As README has it: the ids of each group with the keys they have."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for cls in classes():
+        for binding in bindings(cls):
+            if binding.id is not None:
+                group, _, name = binding.id.partition(".")
+                found.setdefault(group, {}).setdefault(name, []).append(f"`{binding.key}`")
+    rows = [
+        f"| `{group}.` | " + ", ".join(f"{name}: {' '.join(own)}" for name, own in names.items()) + " |"
+        for group, names in sorted(found.items())
+    ]
+    return "\n".join(["| | ids, and their keys |", "|---|---|", *rows])
+
+
+def test_every_id_is_in_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"<!-- keys -->\n{table_of_keys()}\n<!-- /keys -->" in readme
+    assert {binding.id for cls in classes() for binding in bindings(cls) if binding.id} == keys.ids()
+
+
+@pytest.mark.parametrize(
+    ("entry", "good", "note"),
+    [
+        ({"chat.hlep": "f9"}, {}, "'chat.hlep' names no key; did you mean chat.help?; allowed: chat.down"),
+        ({"nothing": "f9"}, {}, "allowed: chat.…, code.…, confirm.…"),
+        (
+            {"chat.help": "nokeyatall"},
+            {},
+            "chat.help: there is no key 'nokeyatall'; allowed: a character, f1",
+        ),
+        ({"chat.help": "f9, hyperspace+x,ctrl+F"}, {"chat.help": "f9,ctrl+f"}, "no key 'hyperspace+x'"),
+        ({"chat.help": "f25"}, {}, "no key 'f25'"),
+        ({"chat.help": "F9"}, {}, "no key 'F9'"),
+        ({"chat.help": "?,/,ctrl++,+"}, {"chat.help": "question_mark,slash,ctrl+plus,plus"}, ""),
+        ({"message.next": "é,alt+shift+pagedown,漢"}, {"message.next": "é,alt+shift+pagedown,漢"}, ""),
+    ],
+)
+def test_keys_that_cannot_be_are_told(entry: dict[str, str], good: dict[str, str], note: str) -> None:
+    usable, notes = keys.usable(entry)
+    assert usable == good
+    assert (note in notes[0] and len(notes) == 1) if note else not notes
+
+
+def test_each_of_our_own_keys_could_be_given() -> None:
+    for cls in classes():
+        for binding in bindings(cls):
+            if binding.id is not None:
+                assert keys.usable({binding.id: binding.key}) == ({binding.id: binding.key}, [])
+
+
+async def test_a_key_that_cannot_be_leaves_ours_and_is_noted(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(keys={"chat.hlep": "f9", "chat.help": "nokeyatall", "chat.new": "?"})
+    app = ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread, settings=settings)
+    asked = recorded(app, monkeypatch)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await ready(pilot)
+        noted = " ".join(str(remark.content) for remark in app.query(Remark))
+        assert "did you mean chat.help?" in noted
+        assert "no key 'nokeyatall'" in noted
+        await pilot.press("f1", "question_mark")
+        await pilot.pause()
+        assert [name for _, name in asked] == ["help", "new_chat"]
 
 
 async def test_a_key_of_the_settings_file_takes_the_place_of_ours(

@@ -187,14 +187,14 @@ async def test_an_empty_chat_offers_models_and_says_offline(
         )
         for name, size in (("mine[/x]", 1000), ("far", 2_000_000_000))
     )  # fmt: skip
-    monkeypatch.setattr(listing, "suggestions", lambda: [here, there])
+    monkeypatch.setattr(listing, "suggestions", lambda fit, backend: [here, there])
     app = ChatApp(EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread)
     async with app.run_test(size=(80, 36)) as pilot:
         await until(pilot, lambda: "mine[/x]  here" in screen(app))
         assert "Ctrl+O chooses" in screen(app)
-        assert "far  ↓ 2.0 GB" in screen(app)
+        assert "far  ↓ 2.0 GB  memory unknown" in screen(app)
         assert len(app.screen_stack) == 1
-        await app.query_one(Transcript).clear("m", offline=True)
+        await app.query_one(Transcript).clear("m", EngineConfig(backend="fake", offline=True))
         await until(pilot, lambda: "mine[/x]  here" in screen(app))
         assert "m  offline" in screen(app)
         assert "far" not in screen(app)
@@ -205,7 +205,7 @@ async def test_an_empty_chat_offers_models_and_says_offline(
 async def test_models_that_cannot_be_listed_are_no_crash(
     app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(fit: object, backend: str) -> None:
         raise ModelFileError("the card [/x] is broken")
 
     monkeypatch.setattr(listing, "suggestions", fail)

@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.widgets import Input, OptionList, ProgressBar
 
-from ferrum_mlx import hub, hub_fetch
+from ferrum_mlx import hub
 from ferrum_mlx.fit import Fit
 from ferrum_tui.screens.confirm import Confirm
 from ferrum_tui.screens.models import ModelPicker
 
 from .driver import screen, until
 from .screen_host import LOOKS, NOTHING, Host, note
+from .slow_hub import SlowHub
 
 REPO = "tiny/model"
 
 
 TOO_BIG = Fit(5_100_000_000, 3_200_000_000, False, "")
-
-
-class SlowHub:
-    """A hub that sends the weights up to `upto` and no further until `go` is set.
-
-    Attributes:
-        ranges: the Range header of each request for the weights.
-        counts: of each download; they know when it has been told to stop.
-    """
-
-    def __init__(self, fake: Any) -> None:
-        self.fake, self.go, self.upto = fake, threading.Event(), 50_000
-        self.ranges: list[str | None] = []
-        self.counts: list[hub_fetch._Count] = []
-        self._file = fake._file
-        fake._file = self.file
-
-    def file(self, handler: Any, name: str) -> None:
-        if handler.command == "GET" and name == "model.safetensors":
-            self.ranges.append(handler.headers.get("Range"))
-            if not self.go.is_set():
-                self._in_two_parts(handler, self.fake.files[name])
-                return
-        self._file(handler, name)
-
-    def _in_two_parts(self, handler: Any, content: bytes) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(content)))
-        handler.end_headers()
-        handler.wfile.write(content[: self.upto])
-        self.go.wait()
-        handler.wfile.write(content[self.upto :])
-        handler.close_connection = True
-
-
-@pytest.fixture
-def slow_hub(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowHub]:
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
-    slow = SlowHub(fake_hub)
-
-    make = hub_fetch._Count
-
-    def count(here: int) -> hub_fetch._Count:
-        slow.counts.append(make(here))
-        return slow.counts[-1]
-
-    monkeypatch.setattr(hub_fetch, "_Count", count)
-    yield slow
-    slow.go.set()
 
 
 async def listed(pilot: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -38,7 +39,7 @@ from .picture import KEPT, WRITE, calm, check, difference, picture
 
 DRAWN_WITH = {"textual": "8.2.8", "rich": "15.0.0"}  # another may draw a border otherwise
 SIZES = [(120, 36), (80, 24), (40, 12)]
-THEMES = {"light": "ferrum-light", "ansi": "ansi-dark"}  # at 80×24
+THEMES = {"light": "ferrum-light", "ansi": "ansi-dark"}  # at 80×24, the main state at every size
 MOST_BYTES = 3_000_000
 State = Callable[[Pilot[ChatApp], Any], Awaitable[None]]
 
@@ -50,7 +51,7 @@ class Download:
     error, stopping = None, False
     ended = SimpleNamespace(is_set=lambda: False)
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, backend: str) -> None:
         self.model = model
 
     def start(self) -> None: ...
@@ -67,8 +68,8 @@ def fixed(stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message, "time", clock)
     monkeypatch.setattr(sessions_screen, "time", clock)
     monkeypatch.setattr(chat_store, "time", SimpleNamespace(time=lambda: float(next(seconds))))
-    monkeypatch.setattr(listing, "entries", lambda fit=None: scenes.models())
-    monkeypatch.setattr(hub, "info", lambda name: SimpleNamespace(name=name, path=None))
+    monkeypatch.setattr(listing, "entries", lambda fit=None, backend="": scenes.models())
+    monkeypatch.setattr(hub, "info", lambda name, backend: SimpleNamespace(name=name, path=None))
     monkeypatch.setattr(models, "Download", Download)
     monkeypatch.setattr(settings, "settings_file", lambda: Path("~/.config/ferrum-mlx/config.toml"))
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -211,19 +212,44 @@ STATES: dict[str, State] = {
     "files": files,
     "commands": typing,
 }
-COLOURLESS = ("conversation", "failure", "engine", "models")
+MAIN = "conversation"
+ANSI_LIGHT = (MAIN, "failure", "engine", "models")
+COLOURLESS = (
+    *("conversation", "failure", "engine", "models", "empty", "comparison"),
+    *("download", "confirm", "sessions", "settings"),
+)
+Kept = tuple[str, tuple[int, int], str]  # name of a picture, size, theme
 
 
-def kept(name: str) -> list[tuple[str, tuple[int, int], str]]:
-    """The pictures of a state: name, size, theme."""
-    sizes = [(f"{name}-{width}x{height}", (width, height), "ferrum") for width, height in SIZES]
-    return [*sizes, *((f"{name}-{kind}", (80, 24), theme) for kind, theme in THEMES.items())]
+def kept(name: str) -> list[Kept]:
+    """The pictures of a state in colour."""
+    found = [(f"{name}-{width}x{height}", (width, height), "ferrum") for width, height in SIZES]
+    for kind, theme in THEMES.items():
+        found += variants(name, kind, theme)
+    if name in ANSI_LIGHT:
+        found.append((f"{name}-ansi-light", (80, 24), "ansi-light"))
+    return found
+
+
+def variants(name: str, kind: str, theme: str) -> list[Kept]:
+    found = [(f"{name}-{kind}", (80, 24), theme)]
+    if name == MAIN:
+        found += [
+            (f"{name}-{kind}-{width}x{height}", (width, height), theme)
+            for width, height in SIZES
+            if (width, height) != (80, 24)
+        ]
+    return found
 
 
 def skip_if_drawn_otherwise() -> None:
+    """The test extra has those that draw them, test_the_versions_that_draw_are_installed sees to it."""
     now = {name: version(name) for name in DRAWN_WITH}
     if now != DRAWN_WITH and not WRITE:
-        pytest.skip(f"the pictures were drawn with {DRAWN_WITH}, this is {now}")
+        pytest.skip(
+            f"THE SCREEN'S PICTURES ARE NOT COMPARED: they were drawn with {DRAWN_WITH}, this is {now}; "
+            "pip install -e '.[test]' takes the former"
+        )
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -246,11 +272,19 @@ async def test_looks_as_it_is_kept_without_colour(
     async with opened() as pilot:
         await STATES[name](pilot, stage)
         scenes.still(pilot)
-        await pilot.resize_terminal(80, 24)
-        skip_if_drawn_otherwise()
-        await check(pilot, f"{name}-nocolor")
-        drawn = set(re.findall(r"#\w{6}", picture(pilot.app)))
-        assert all(colour[1:3] == colour[3:5] == colour[5:7] for colour in drawn)
+        for picture_name, size, _ in variants(name, "nocolor", ""):
+            await pilot.resize_terminal(*size)
+            skip_if_drawn_otherwise()
+            await check(pilot, picture_name)
+            drawn = set(re.findall(r"#\w{6}", picture(pilot.app)))
+            assert all(colour[1:3] == colour[3:5] == colour[5:7] for colour in drawn)
+
+
+def test_the_versions_that_draw_are_installed() -> None:
+    """A newer one would take the comparison away; so the extra names them exactly, the package itself not."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    pins = dict(each.split("==") for each in project["optional-dependencies"]["test"] if "==" in each)
+    assert pins == DRAWN_WITH
 
 
 async def test_another_label_or_colour_is_seen(stage: Any) -> None:
@@ -269,5 +303,6 @@ async def test_another_label_or_colour_is_seen(stage: Any) -> None:
 def test_the_kept_pictures_are_these_and_small() -> None:
     names = {name for state in STATES for name, _, _ in kept(state)}
     files = {file.stem: file.stat().st_size for file in KEPT.glob("*.svg") if ".actual" not in file.name}
-    assert set(files) == names | {f"{name}-nocolor" for name in COLOURLESS}
+    names |= {picture_name for name in COLOURLESS for picture_name, *_ in variants(name, "nocolor", "")}
+    assert set(files) == names
     assert sum(files.values()) < MOST_BYTES

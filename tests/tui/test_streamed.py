@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from textual.app import App
 from textual.containers import Vertical
 from textual.widget import Widget
@@ -14,6 +16,8 @@ from ferrum_tui import streamed as streamed_module
 from ferrum_tui.block import CodeBlock, MarkdownBlock
 from ferrum_tui.markup import Part, parts_of
 from ferrum_tui.streamed import StreamedMarkdown
+
+from . import made_markdown
 
 SAMPLES = {
     "paragraphs": "One *two* **three**.\nSame paragraph.\n\nAnother with `code`.\n",
@@ -80,6 +84,60 @@ async def at_once(text: str) -> list[tuple[str, str]]:
         widget.styles.padding = (0, 4, 0, 0)
         await pilot.pause()
         return shown(widget.children)
+
+
+def seen(widget: StreamedMarkdown) -> list[str]:
+    """The lines that stand on the screen, whatever they are drawn as; blank ones left out."""
+    found: list[str] = []
+    for child in widget.children:
+        if isinstance(child, CodeBlock):
+            found += child.code.split("\n")
+        elif isinstance(child, MarkdownBlock):
+            found += child.render().plain.split("\n")
+        else:
+            assert isinstance(child, Static)
+            found += str(child.content).split("\n")
+    return [line.strip() for line in found if line.strip()]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(made_markdown.text, st.integers(1, 40))
+async def test_what_is_seen_while_it_comes_is_what_stays(text: str, size: int) -> None:
+    """Before `finish`, and not only behind it; which is also what the whole text says."""
+    widget, whole = StreamedMarkdown(), StreamedMarkdown()
+    async with Page(widget).run_test(size=(80, 24)) as pilot:
+        await pilot.app.query_one(Vertical).mount(whole)
+        for i in range(0, len(text), size):
+            await widget.feed(text[i : i + size])
+        await pilot.pause()
+        before = seen(widget)
+        await widget.finish()
+        await pilot.pause()
+        assert before == seen(widget)
+        for part in parts_of(text):
+            await whole.mount(MarkdownBlock(part) if isinstance(part, list) else CodeBlock(part))
+        await pilot.pause()
+        assert before == seen(whole)
+
+
+async def test_inline_code_with_three_ticks_is_seen_as_it_comes() -> None:
+    widget = StreamedMarkdown()
+    async with Page(widget).run_test(size=(80, 24)) as pilot:
+        await widget.feed("```x``` is inline code\n\n- a\n\nand m")
+        await pilot.pause()
+        assert seen(widget) == ["x is inline code", "• a", "and m"]
+
+
+async def test_what_is_seen_notices_what_is_missing() -> None:
+    widget = StreamedMarkdown()
+    async with Page(widget).run_test() as pilot:
+        await widget.feed("one\n\n```py\nx = 1\n``")
+        await pilot.pause()
+        assert seen(widget) == ["one", "x = 1", "``"]
+        await widget.feed("`")
+        assert seen(widget) == ["one", "x = 1"]
+        await widget._open[-1].remove()
+        assert seen(widget) == ["one"]
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -192,7 +192,6 @@ async def test_two_models_side_by_side(app: ChatApp, stage: Any) -> None:
         left, right = app.desk.talks
         assert left.host is not right.host
         assert right.host.config.model == "other/model"
-        assert right.host.config.memory_share == 0.5
         await until(pilot, lambda: right.host.state == "ready")
         assert stage.builds == 2
         await ask(pilot, "a")

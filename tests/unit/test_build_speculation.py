@@ -13,6 +13,8 @@ from ferrum_mlx.build_speculation import build_executors, check_same_vocabulary
 from ferrum_mlx.config import DRAFT_TOKENS, EngineConfig
 from ferrum_mlx.errors import UsageError
 from ferrum_mlx.executor import ModelExecutor
+from ferrum_mlx.kv.sequence import KVGroup
+from ferrum_mlx.kv.sizing import plan_pools
 from ferrum_mlx.model_info import Capabilities, ModelInfo
 from ferrum_mlx.speculative.draft_model import DraftModelProposer
 from ferrum_mlx.speculative.ngram import NgramProposer
@@ -83,6 +85,26 @@ def test_one_of_several_engines_takes_its_share_of_the_memory() -> None:
     for share in (0, 1.5, "half"):
         with pytest.raises(UsageError, match="memory_share"):
             EngineConfig(memory_share=share)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kv_memory", [None, FREE // 2])
+def test_a_share_is_of_the_pool_that_one_engine_would_have(kv_memory: int | None) -> None:
+    """Of --kv-memory, too, which is said once and is for both."""
+    sized: list[int] = []
+
+    class Sized(Model):
+        def executor(
+            self, config: EngineConfig, narrate: Callable[[str], None], free_memory: int, share: float = 1.0
+        ) -> tuple[ModelExecutor, list[str]]:
+            group = KVGroup(layers=(0,), window=None, bytes_per_token=1)
+            sized.extend(plan_pools([group], config, self.limit, free_memory, share=share).num_blocks)
+            return super().executor(config, narrate, free_memory, share)
+
+    for share in (1.0, 0.5):
+        build("off", Sized(limit=10_000), memory_share=share, kv_memory=kv_memory)
+    whole, half = (blocks + 1 for blocks in sized)  # with the null block
+    assert whole == FREE // 2 // 16
+    assert half == whole // 2
 
 
 def test_off_and_ngram_need_no_second_model() -> None:

@@ -18,10 +18,13 @@ class Download:
 
     The thread is a daemon: a source that has fallen silent does not hold up the end of the program, and
     what has come by then is kept in a `.partial` file.
+
+    Args:
+        backend: mlx or torch, whose files are fetched; "" is for the one that this machine would choose.
     """
 
-    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.model = model
+    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic, *, backend: str = "") -> None:
+        self.model, self._backend = model, backend
         self.done = self.total = 0
         self.said = ""
         self.error: FerrumError | None = None
@@ -77,7 +80,7 @@ class Download:
 
     def _run(self) -> None:
         try:
-            hub.pull(self.model, report=self.report, say=self._say)
+            hub.pull(self.model, backend=self._backend, report=self.report, say=self._say)
         except FerrumError as error:
             self.error = error
         except Exception as error:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import Card, choose
-from ferrum_mlx.fit import Fit, fit_of
+from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.fit import Fit, backend_here, fit_of
 from ferrum_mlx.plain import size
 
 from .finder import Cell
 
+_LEAST, _MOST = 3, 5  # suggestions
 _DIM = "dim"  # and no colour, which might be that of the highlighted row
 
 
@@ -43,19 +47,23 @@ class Entry:
 FitOf = Callable[[hub.ModelStatus], Fit | None]
 
 
-def entries(fit: FitOf | None = None) -> list[Entry]:
-    """The catalogue, the default first, then other models in the hub's cache."""
-    return [entry(status, fit) for status in hub.list_models()]
+def entries(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
+    """The catalogue, the default first, then other models in the hub's cache.
+
+    Args:
+        backend: mlx or torch, whose files are meant; "" is for any.
+    """
+    return [entry(status, fit, backend) for status in hub.list_models(backend)]
 
 
-def entry(status: hub.ModelStatus, fit: FitOf | None = None) -> Entry:
+def entry(status: hub.ModelStatus, fit: FitOf | None = None, backend: str = "") -> Entry:
     card, here = status.card, status.path is not None
     return Entry(
         name=status.name,
         title=card.title if card else "",
-        size=status.size if here else _to_download(card),
+        size=status.size if here else _to_download(card, backend),
         here=here,
-        partial=0 if here else hub.partial_size(status.name),
+        partial=0 if here else hub.partial_size(status.name, backend),
         fit=(fit or memory_fit)(status),
         licence=card.licence if card else "",
         context=card.context if card else None,
@@ -63,23 +71,39 @@ def entry(status: hub.ModelStatus, fit: FitOf | None = None) -> Entry:
     )
 
 
-def suggestions(most: int = 5, fit: FitOf | None = None) -> list[Entry]:
-    """Models for a first run: of the catalogue, those that fit this machine, what is here first.
+def suggestions(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
+    """_LEAST to _MOST models for a first run: of the catalogue, what fits this machine; what is here first.
 
-    Where none is known to fit, the default model alone.
+    Where fewer are known to fit, those that need least stand behind them; a list has to say so.
     """
-    found = [each for each in entries(fit) if each.licence]
-    fitting = [each for each in found if each.fit is not None and each.fit.fits]
-    return sorted(fitting or found[:1], key=lambda each: not each.here)[:most]
+    found = [each for each in entries(fit, backend) if each.licence]
+    fitting = sorted(filter(fits, found), key=lambda each: not each.here)[:_MOST]
+    others = sorted((each for each in found if not fits(each)), key=_needed)
+    return fitting + others[: max(_LEAST - len(fitting), 0)]
 
 
-def memory_fit(status: hub.ModelStatus, kv_bits: int | None = None) -> Fit | None:
-    """For one sequence of the default context, on the backend that this machine would choose."""
-    return fit_of(status, kv_bits=kv_bits)
+def fits(entry: Entry) -> bool:
+    """Whether a model is known to fit."""
+    return entry.fit is not None and entry.fit.fits
 
 
-def _to_download(card: Card | None) -> int | None:
-    choice = choose(card.alias) if card else None
+def _needed(entry: Entry) -> float:
+    return entry.fit.needed_bytes if entry.fit is not None else math.inf
+
+
+def for_engine(config: EngineConfig) -> tuple[FitOf, str]:
+    """How models fit into an engine of these settings, and the backend whose files it reads."""
+    backend = backend_here(config.backend)
+    return partial(memory_fit, kv_bits=config.kv_bits, backend=backend), backend
+
+
+def memory_fit(status: hub.ModelStatus, kv_bits: int | None = None, backend: str = "") -> Fit | None:
+    """For one sequence of the default context; "" is the backend that this machine would choose."""
+    return fit_of(status, backend=backend, kv_bits=kv_bits)
+
+
+def _to_download(card: Card | None, backend: str) -> int | None:
+    choice = choose(card.alias, backend) if card else None
     return choice.sources[0].size if choice else None
 
 

@@ -34,6 +34,8 @@ class ModelPicker(ModalScreen[str | None]):
         current: the chat's model, as its name stands in the list.
         offline: what is not on this machine cannot be chosen.
         fit: whether a model's weights and KV fit into memory.
+        backend: mlx or torch, whose files are meant; "" is for any.
+        fetch: the name of a model whose download begins at once.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,9 +45,18 @@ class ModelPicker(ModalScreen[str | None]):
         Binding("c", "cancel", "Cancel download", id="models.cancel"),
     ]
 
-    def __init__(self, current: str = "", offline: bool = False, fit: listing.FitOf | None = None) -> None:
+    def __init__(
+        self,
+        current: str = "",
+        offline: bool = False,
+        fit: listing.FitOf | None = None,
+        *,
+        backend: str = "",
+        fetch: str = "",
+    ) -> None:
         super().__init__()
         self._current, self._offline, self._fit = current, offline, fit
+        self._backend, self._fetch = backend, fetch
         self._entries: list[listing.Entry] | None = None  # None until they are read
         self._shown: list[str] = []  # names, in the order of the rows
         self._download: Download | None = None
@@ -53,7 +64,7 @@ class ModelPicker(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="models", classes="picker") as box:
             box.border_title = "models"
-            yield SearchBox("filter; or owner/name, a folder, a .gguf file")
+            yield SearchBox("filter; or owner/name, a folder, a .gguf file", self._fetch)
             yield Static(classes="headings")
             yield OptionList(compact=True, markup=False)
             with Vertical(id="download"):
@@ -91,17 +102,20 @@ class ModelPicker(ModalScreen[str | None]):
     @work(exclusive=True, group="list")
     async def _read(self) -> None:
         try:
-            found = await asyncio.to_thread(listing.entries, self._fit)
+            found = await asyncio.to_thread(listing.entries, self._fit, self._backend)
         except FerrumError as error:
             self._say(str(error), "error")
         else:
             self._show(found)
 
     def _show(self, found: list[listing.Entry]) -> None:
-        if self._entries is None:
-            self._say("")
+        first = self._entries is None
         self._entries = found
-        self._fill(self._current)
+        self._fill(self._fetch or self._current)
+        if first:
+            self._say("")
+        if first and self._fetch:
+            self._take(self._fetch)
 
     def _fill(self, highlight: str = "") -> None:
         """Put the rows that the filter lets through on the screen, in columns of its width."""
@@ -115,7 +129,7 @@ class ModelPicker(ModalScreen[str | None]):
         head = [(text, "$foreground 55%") for text in listing.HEADINGS]
         heading, *lines = table([head, *cells], width, elastic=listing.NAME, drop=listing.DROP)
         names = [each.name for each in found]
-        if _is_a_name(typed) and typed not in names:
+        if (_is_a_name(typed) or typed == self._fetch != "") and typed not in names:
             at = 0 if _is_a_path(typed) else len(names)
             names.insert(at, typed)
             lines.insert(at, Content.assemble(("→ use ", "$text-accent"), sanitize(typed)))
@@ -161,7 +175,7 @@ class ModelPicker(ModalScreen[str | None]):
     @work(exclusive=True, group="choice")
     async def _find(self, name: str) -> None:
         try:
-            status = await asyncio.to_thread(hub.info, name)
+            status = await asyncio.to_thread(hub.info, name, self._backend)
         except FerrumError as error:
             self._say(str(error), "error")
         else:
@@ -183,7 +197,7 @@ class ModelPicker(ModalScreen[str | None]):
 
     def _begin(self, name: str) -> None:
         self._say("")
-        self._download = Download(name)
+        self._download = Download(name, backend=self._backend)
         self._download.start()
         self.query_one("#download").display = True
         self.query_one(OptionList).focus()
