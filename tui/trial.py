@@ -68,9 +68,6 @@ class Trial:
             self.terminal.read(0.01)
         return {name.partition(".")[0] for name in file.read_text().split()}
 
-    def count(self, event: str) -> int:
-        return sum(record["event"] == event for record in self.records())
-
     def read_for(self, seconds: float) -> None:
         """A terminal that nobody reads would hold up who writes to it."""
         until = time.monotonic() + seconds
@@ -141,8 +138,9 @@ def plain(threads: int, *options: str) -> Answered:
 
 
 def steps_after(records: list[Any], moment: float) -> int:
-    """Steps of the engine that ended after a moment, by time.time(); the one it was in is one of them."""
-    return sum(record["event"] == "step" and record["time"] > moment for record in records)
+    """Forwards of the engine that ended after a moment, by time.time(); the one it was in is one of them."""
+    steps = [record for record in records if record["event"] == "step" and record["time"] > moment]
+    return sum(step["stats"]["forward_s"] > 0 for step in steps)  # the step that ends a request may have none
 
 
 def _answered(text: str, record: Any) -> Answered:

@@ -15,8 +15,9 @@ FAKE = ("--backend", "fake")
 
 def test_steps_are_counted_from_the_key_on() -> None:
     times = (0.9, 1.0, 1.01, 1.08, 1.2)
-    records: list[Any] = [{"event": "step", "time": time} for time in times]
+    records: list[Any] = [{"event": "step", "time": time, "stats": {"forward_s": 0.01}} for time in times]
     records.insert(3, {"event": "aborted", "time": 1.05})
+    records.append({"event": "step", "time": 1.21, "stats": {"forward_s": 0.0}})
     assert steps_after(records, 1.0) == 3
 
 
