@@ -130,7 +130,7 @@ class ChatApp(App[None]):
 
     async def on_unmount(self) -> None:
         for talk in self.desk.talks:
-            await talk.abandon()
+            talk.leave()
         for host in self.desk.hosts:
             await host.close()
         if self.store is not None:

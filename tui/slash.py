@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from markdown_it import MarkdownIt
 
 from ferrum_mlx.chat import commands, export
+from ferrum_mlx.chat.attachments import attach
 from ferrum_mlx.chat.commands import Call
 from ferrum_mlx.chat.sampling_choice import assignments, described
 from ferrum_mlx.errors import UsageError
@@ -74,8 +75,7 @@ async def _session(app: ChatApp, call: Call) -> None:
                 raise UsageError("there is no session yet")
             await app.open(kept(app).load(number))
         case "rename":
-            conversation.title = argument
-            app.desk.talk.book.keep_head()
+            app.desk.talk.book.rename(argument)
             app.show_setup()
         case "delete":
             number = commands.session_id(argument) if argument else conversation.id
@@ -93,14 +93,20 @@ async def _edit(app: ChatApp, text: str) -> None:
     asked = [message for message in app.desk.talk.path if message.role == "user"]
     if not asked:
         raise UsageError("there is no prompt to edit yet")
+    if not text:
+        app.desk.edit(app.desk.talk, asked[-1])
+        return
+    app.desk.require_idle()
+    attached = attach(text)  # what may fail comes before the prompt is one to be edited
     app.desk.edit(app.desk.talk, asked[-1])
-    if text:
-        await app.send(text)
+    await app.desk.ask(text, attached)
 
 
 async def _compare(app: ChatApp, argument: str) -> None:
     words = commands.words(argument)
     setup = app.desk.talk.setup
+    if words:
+        app.desk.require_idle()
     if not words:
         await app.end_comparison()
     elif len(words) == 1 and "=" not in words[0]:

@@ -31,10 +31,11 @@ class Turn:
     include the way to the screen; the engine's own replace them at the end.
 
     Attributes:
-        answer: grows; it is below its prompt, or below what it continues.
+        answer: grows, below its prompt.
         asked: the prompt that this turn has added; None where it answers an older one again.
         back_to: the leaf to return to if nothing comes of it.
         continues: the answer had text before this turn.
+        added: the answer is this turn's own; what is not goes on from its end.
     """
 
     answer: Message
@@ -42,6 +43,7 @@ class Turn:
     asked: Message | None = None
     back_to: int | None = None
     continues: bool = False
+    added: bool = True
     stream: RequestStream | None = None
     stopping: bool = False
     tokens: int = 0
@@ -55,10 +57,6 @@ class Turn:
     @property
     def ended(self) -> bool:
         return self.end is not None or self.error is not None
-
-    @property
-    def nothing_came(self) -> bool:
-        return not (self.tokens or self.continues)
 
     def sent(self, stream: RequestStream) -> None:
         self.stream = stream
@@ -84,7 +82,8 @@ class Turn:
                     self.answer.ending = _ENDINGS[stats.finish_reason]
                 case Failed(_, error):
                     self.error = error
-                    self.answer.ending = "broken"
+                    if self.tokens:
+                        self.answer.ending = "broken"
         new = Drained("".join(texts), "".join(thoughts))
         self._add(new)
         return new

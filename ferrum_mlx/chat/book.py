@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from ferrum_mlx.chat.conversation import Conversation, Message, Role
+from ferrum_mlx.chat.conversation import Conversation, Message
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.errors import FerrumError
 
@@ -28,30 +28,32 @@ class Book:
         self._tell = tell
         self._kept_at = 0.0
 
-    def add(self, role: Role, text: str = "", *, parent: int | None) -> Message:
-        """A new message, kept at once."""
-        message = self.conversation.add(role, text, parent=parent)
-        self.keep(message)
-        return message
-
-    def keep(self, message: Message) -> None:
-        """Write a message as it stands now."""
+    def keep(self, *messages: Message) -> None:
+        """Write messages as they stand now, and the leaf."""
         self._kept_at = monotonic()
-        self._try(lambda store: store.save(self.conversation, message))
+        self._try(lambda store: store.save(self.conversation, *messages))
 
     def keep_growing(self, message: Message) -> None:
         """Keep an answer that comes, once a second."""
         if monotonic() - self._kept_at >= _KEEP_EVERY:
             self.keep(message)
 
-    def stand_at(self, leaf: int | None) -> None:
-        """Where the conversation goes on, also when it is resumed."""
+    def stand_at(self, leaf: int | None, *messages: Message) -> None:
+        """Where the conversation goes on, also when it is resumed; kept in one with these messages."""
         self.conversation.leaf = leaf
-        self.keep_head()
+        if messages:
+            self.keep(*messages)
+        else:
+            self._try(lambda store: store.save_head(self.conversation, "leaf"))
 
-    def keep_head(self) -> None:
-        """Write title, system message and leaf."""
-        self._try(lambda store: store.save_head(self.conversation))
+    def rename(self, title: str) -> None:
+        self.conversation.title = title
+        self._try(lambda store: store.save_head(self.conversation, "title"))
+
+    def set_system(self, text: str) -> None:
+        """Another system message; "" is none."""
+        self.conversation.system = text
+        self._try(lambda store: store.save_head(self.conversation, "system"))
 
     def drop(self, message: Message) -> None:
         """Take back a message that has none below it."""

@@ -90,8 +90,7 @@ def _set(talk: LinearTalk, argument: str) -> None:
 def _system(talk: LinearTalk, argument: str) -> None:
     if argument:
         talk.system = "" if argument.lower() == "none" else argument
-        talk.conversation.system = talk.system
-        talk.book.keep_head()
+        talk.book.set_system(talk.system)
     say(f"system message: {talk.conversation.system or 'none'}")
 
 
@@ -124,8 +123,7 @@ def _resume(talk: LinearTalk, argument: str) -> None:
 
 
 def _rename(talk: LinearTalk, argument: str) -> None:
-    talk.conversation.title = argument
-    talk.book.keep_head()
+    talk.book.rename(argument)
     say(f"the title is {argument!r}")
 
 

@@ -31,7 +31,6 @@ def talked(store: Store, *texts: str, title: str = "") -> Conversation:
         message.model = "tiny" if index % 2 else ""
         conversation.leaf = message.id
         store.save(conversation, message)
-        store.save_head(conversation)
     return conversation
 
 
@@ -43,7 +42,7 @@ def test_a_conversation_comes_back_as_it_was(store: Store) -> None:
     answer.usage, answer.timings = Usage(3, 4, 2), Timings(0.5, 10.0, 20.0)
     store.save(conversation, answer)
     conversation.title, conversation.leaf = "renamed", answer.id
-    store.save_head(conversation)
+    store.save_head(conversation, "title", "leaf")
     assert conversation.id is not None
     with closing(Store(store.path)) as other:
         assert other.load(conversation.id) == conversation
@@ -56,6 +55,20 @@ def test_a_growing_answer_is_one_row(store: Store) -> None:
         answer.text = text
         store.save(conversation, answer)
     assert [m.text for m in store.load(conversation.id).messages.values()] == ["count", "1 2 3"]
+
+
+def test_a_turn_is_kept_whole_or_not_at_all(store: Store) -> None:
+    conversation = talked(store, "hi", "hello")
+    before = store.load(conversation.id)
+    asked = conversation.add("user", "more", parent=2)
+    answer = conversation.add("assistant", parent=asked.id)
+    conversation.leaf, answer.attached = answer.id, {1}  # no JSON
+    with pytest.raises(TypeError):
+        store.save(conversation, asked, answer)
+    assert store.load(conversation.id) == before
+    answer.attached = ()
+    store.save(conversation, asked, answer)
+    assert store.load(conversation.id) == conversation
 
 
 def test_the_title_is_the_first_prompts_beginning(store: Store) -> None:
@@ -161,7 +174,8 @@ def test_writing_to_a_session_that_was_deleted_meanwhile_keeps_it(store: Store) 
     mine = talked(store, "hi", "hello")
     with closing(Store(store.path)) as other:
         other.delete(mine.id)
-        store.save(mine, mine.add("user", "still here", parent=2))
+        mine.leaf = mine.add("user", "still here", parent=2).id
+        store.save(mine, mine.messages[3])
     assert store.load(mine.id) == mine  # not purged: it is wanted again
     with closing(Store(store.path)) as other:
         other.delete(mine.id)
