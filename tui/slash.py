@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-
 from ferrum_mlx.chat import commands, export
 from ferrum_mlx.chat.attachments import attach
 from ferrum_mlx.chat.commands import Call
@@ -17,6 +15,7 @@ from ferrum_mlx.errors import UsageError
 from . import dialogs
 from .clipboard import copy
 from .dialogs import kept, use_model, use_setup, use_system
+from .markup import code_of
 from .talk import Setup
 
 if TYPE_CHECKING:
@@ -70,23 +69,25 @@ async def _session(app: ChatApp, call: Call) -> None:
         case "sessions":
             app.ask_for(dialogs.pick_session(app, argument))
         case "resume":
-            number = commands.session_id(argument) if argument else kept(app).latest()
+            number = commands.session_id(argument) if argument else kept(app).latest(conversation.id)
             if number is None:
-                raise UsageError("there is no session yet")
+                raise UsageError("there is no other session to go on with")
             await app.open(kept(app).load(number))
         case "rename":
             app.desk.talk.book.rename(argument)
             app.show_setup()
         case "delete":
+            store = kept(app)  # or the chat stays as it is
             number = commands.session_id(argument) if argument else conversation.id
             if number is None:
                 raise UsageError("this conversation is not kept yet")
             if number == conversation.id:
                 await app.action_new_chat()
-            kept(app).delete(number)
+            store.delete(number)
             app.tell(f"Session {number} is deleted.")
         case "export":
-            app.tell(f"Written to {export.write(conversation, app.desk.talk.leaf, argument)}.")
+            file = export.write(conversation, app.desk.talk.leaf, commands.whole(argument))
+            app.tell(f"Written to {file}.")
 
 
 async def _edit(app: ChatApp, text: str) -> None:
@@ -142,17 +143,16 @@ def _changed(app: ChatApp, changes: Mapping[str, object]) -> Setup:
 
 async def _system(app: ChatApp, text: str) -> None:
     if text:
-        use_system(app, "" if text == "none" else text)
+        use_system(app, commands.system(text))
     else:
         await app.run_action("settings")
 
 
 async def _copy(app: ChatApp, what: str) -> None:
-    answers = [message.text for message in app.desk.talk.path if message.role == "assistant"]
-    text = answers[-1] if answers else ""
+    said = (message.text for message in app.desk.talk.path[::-1] if message.role == "assistant")
+    text = next(filter(None, said), "")
     if what == "code":
-        blocks = [token.content for token in MarkdownIt("gfm-like").parse(text) if token.type == "fence"]
-        text = blocks[-1] if blocks else ""
+        text = next(reversed(code_of(text)), "")
     app.tell(await copy(app, text) if text else "There is nothing to copy yet.")
 
 

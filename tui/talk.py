@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 from textual.app import ComposeResult
@@ -71,6 +72,7 @@ class Talk(Vertical):
         self.transcript = Transcript()
         self.status_line = StatusLine()
         self.tell_apart(label)
+        self._drawing = asyncio.Lock()  # an answer: the timer that drains runs beside what keys do
         self._told: FerrumError | None = None  # the last error of a turn: an engine's death is told once
 
     def compose(self) -> ComposeResult:
@@ -120,9 +122,6 @@ class Talk(Vertical):
 
     async def ask(self, asked: Message) -> None:
         """Answer a new prompt of the book, which is below `end`."""
-        if asked.parent != self.leaf:
-            await self._show_to(asked.parent)
-        await self.transcript.add(UserMessage(asked, self._place(asked)))
         await self._begin(self._new_answer(asked), asked)
 
     async def regenerate(self, message_id: int | None = None) -> None:
@@ -131,7 +130,6 @@ class Talk(Vertical):
         if prompt is None:
             self.post_message(self.Told("There is no answer yet."))
             return
-        await self._show_to(prompt.id)
         await self._begin(self._new_answer(prompt))
 
     async def go_on(self, message_id: int | None = None) -> None:
@@ -140,7 +138,6 @@ class Talk(Vertical):
         if answer is None or not answer.text:
             self.post_message(self.Told("There is no answer to continue."))
             return
-        await self._show_to(answer.parent)
         if self.book.conversation.has_below(answer.id):
             await self._begin(self.book.conversation.copy(answer), continues=True)
         else:
@@ -154,15 +151,23 @@ class Talk(Vertical):
     async def _begin(
         self, answer: Message, asked: Message | None = None, *, continues: bool = False, added: bool = True
     ) -> None:
-        back_to = self.leaf
-        self._stand_at(answer.id, *((asked, answer) if asked is not None else (answer,)))
         widget = Answer(answer, self._place(answer))
+        turn = self.turn = Turn(answer, widget, asked, self.leaf, continues, added)
+        self.editing = None
+        above = answer.parent if asked is None else asked.parent
+        self._stand_at(answer.id, *((asked, answer) if asked is not None else (answer,)))
+        if above != turn.back_to:
+            await self._show_to(above)
+        if asked is not None:
+            await self.transcript.add(UserMessage(asked, self._place(asked)))
         await self.transcript.add(widget)
         await widget.fill()
-        self.transcript.follow()
-        self.turn = Turn(answer, widget, asked, back_to, continues, added)
-        self.editing = None
-        self._submit()
+        if self.turn is turn:
+            self.transcript.follow()
+            turn.on_screen = True
+            self._submit()
+        else:  # it was ended meanwhile
+            await self.show()
 
     def _new_answer(self, prompt: Message) -> Message:
         answer = self.book.conversation.add("assistant", parent=prompt.id)
@@ -172,7 +177,7 @@ class Talk(Vertical):
     def _submit(self) -> None:
         """Hand the turn to the engine, if there are both."""
         turn = self.turn
-        if turn is None or turn.stream is not None:
+        if turn is None or not turn.on_screen or turn.stream is not None:
             return
         if self.host.state == "failed":
             self.host.restart()
@@ -190,18 +195,21 @@ class Talk(Vertical):
 
     async def drain(self) -> None:
         """Show what has come since the last call."""
-        turn = self.turn
-        if turn is None:
-            return
-        new = turn.drain()
-        if new.thinking:
-            turn.widget.think()
-        if new.text:
-            await turn.widget.add(new.text)
-        if turn.ended:
-            await self._end(turn)
-        elif turn.tokens:
-            self.book.keep_growing(turn.answer)
+        async with self._drawing:
+            turn = self.turn
+            if turn is None:
+                return
+            new = turn.drain()
+            if new.thinking:
+                turn.widget.think()
+            if new.text:
+                await turn.widget.add(new.text)
+            if self.turn is not turn:
+                return
+            if turn.ended:
+                await self._end(turn)
+            elif turn.tokens:
+                self.book.keep_growing(turn.answer)
 
     def show_status(self) -> None:
         """The numbers of the turn in hand, or what the engine does without one."""
@@ -229,10 +237,11 @@ class Talk(Vertical):
         turn = self.leave()
         if turn is None:
             return
-        if turn.tokens:
-            await turn.widget.finish()
-        else:
-            await self._take_back(turn)
+        async with self._drawing:
+            if turn.tokens:
+                await turn.widget.finish()
+            else:
+                await self._take_back(turn)
         self.show_status()
 
     def leave(self) -> Turn | None:
@@ -240,35 +249,37 @@ class Talk(Vertical):
         turn, self.turn = self.turn, None
         if turn is not None and turn.stream is not None:
             turn.stream.close()
-        if turn is not None and turn.tokens:
+        if turn is not None and turn.tokens and not turn.ended:
             turn.answer.ending = "abort"
             self.book.keep(turn.answer)
         return turn
 
     async def _end(self, turn: Turn) -> None:
-        self.turn = None
         if turn.error is not None:
+            self.turn = None
             await self._fail(turn, turn.error)
             return
-        await turn.widget.finish()
         self.book.keep(turn.answer)
-        self._show(turn.status())
+        await turn.widget.finish()
+        if self.turn is turn:
+            self.turn = None
+            self._show(turn.status())
 
     async def _fail(self, turn: Turn, error: FerrumError) -> None:
         """Keep what has come; where nothing has, the prompt stays, unanswered, and is given back."""
+        self._told = error
         if turn.tokens:
-            await turn.widget.finish()
             self.book.keep(turn.answer)
+            await turn.widget.finish()
         elif turn.asked is None:
             await self._take_back(turn)
         else:
             self._stand_at(turn.asked.id)
             self.book.drop(turn.answer)
-            await self.transcript.drop(turn.widget)
             if not self.book.conversation.has_below(turn.asked.id):
                 self.post_message(self.Returned(turn.asked.text))
+            await self._show_to(self.leaf)
         await self.transcript.add(Failure(error))
-        self._told = error
         self.show_status()
 
     def _stand_at(self, leaf: int | None, *messages: Message) -> None:

@@ -123,12 +123,6 @@ class Transcript(VerticalScroll, can_focus=False):
                 await (await widget.fill()).finish()
         return widgets
 
-    async def drop(self, widget: MessageWidget) -> None:
-        """Take back the last message."""
-        async with self._changing:
-            self._path.pop()
-            await widget.remove()
-
     async def clear(self, model: str, *, offline: bool = False) -> None:
         """Back to an empty conversation."""
         async with self._changing:

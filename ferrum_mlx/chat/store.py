@@ -10,7 +10,7 @@ from typing import Literal
 
 from ferrum_mlx.chat.conversation import Conversation, Message
 from ferrum_mlx.chat.database import Database, data_dir
-from ferrum_mlx.chat.rows import COLUMNS, clean, from_row, to_row
+from ferrum_mlx.chat.rows import COLUMNS, clean, from_row, mend, to_row
 from ferrum_mlx.errors import UsageError, shown
 
 _KEPT_DELETED = 3600.0  # seconds a deleted session can be restored, unless its store is closed before
@@ -69,6 +69,10 @@ class Store:
     @property
     def path(self) -> Path:
         return self._db.path
+
+    def wait_at_most(self, seconds: float) -> None:
+        """For another process that writes; from then on it is a SessionsBusyError. At first it is 10 s."""
+        self._db.wait_at_most(seconds)
 
     def keep(self, conversation: Conversation) -> None:
         """Write the conversation whole, under a new id."""
@@ -133,11 +137,16 @@ class Store:
                 f"SELECT revision, {', '.join(COLUMNS)} FROM messages WHERE conversation = ? ORDER BY id",
                 (session,),
             ).fetchall()
-        messages = {}
+        messages, damaged = {}, 0
         for revision, *row in rows:
-            message = from_row(row)
-            messages[message.id] = message
-            self._revisions[session, message.id] = revision
+            message, whole = from_row(row)
+            damaged += not whole
+            if message is not None:
+                messages[message.id] = message
+                self._revisions[session, message.id] = revision
+        damaged += mend(messages)
+        if damaged and self.on_note is not None:
+            self.on_note(f"session {session} is damaged in {damaged} places; what could be read is here")
         if leaf not in messages:
             leaf = max(messages, default=None)
         conversation = Conversation(id=session, title=title, system=system, messages=messages, leaf=leaf)
@@ -145,11 +154,13 @@ class Store:
             conversation.leaf = conversation.end_below(leaf)
         return conversation
 
-    def latest(self) -> int | None:
-        """The id of the session that was written to last."""
+    def latest(self, beside: int | None = None) -> int | None:
+        """The id of the session that was written to last, one excepted."""
         with self._db.reading():
             row = self._db.execute(
-                f"SELECT c.id FROM conversations c WHERE {_LISTED} ORDER BY c.updated DESC, c.id DESC LIMIT 1"
+                f"SELECT c.id FROM conversations c WHERE {_LISTED} AND c.id IS NOT ? "
+                "ORDER BY c.updated DESC, c.id DESC LIMIT 1",
+                (beside,),
             ).fetchone()
         return row[0] if row else None
 
@@ -160,8 +171,8 @@ class Store:
         """
         wanted = words.casefold().split()
         has = (
-            " AND (has(c.title, ?) OR EXISTS (SELECT 1 FROM messages m WHERE m.conversation = c.id "
-            "AND has(m.text, ?)))"
+            " AND (has(CAST(c.title AS BLOB), ?) OR EXISTS (SELECT 1 FROM messages m "
+            "WHERE m.conversation = c.id AND has(CAST(m.text AS BLOB), ?)))"
         )
         with self._db.reading():
             rows = self._db.execute(
@@ -265,7 +276,8 @@ class Store:
 
     def _snippet(self, session: int, word: str) -> str:
         row = self._db.execute(
-            "SELECT text FROM messages WHERE conversation = ? AND has(text, ?) ORDER BY id LIMIT 1",
+            "SELECT text FROM messages WHERE conversation = ? AND has(CAST(text AS BLOB), ?) "
+            "ORDER BY id LIMIT 1",
             (session, word),
         ).fetchone()
         if row is None:

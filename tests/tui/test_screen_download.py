@@ -107,4 +107,4 @@ def test_sizes_and_times() -> None:
         "2.5 MB",
         "3.2 GB",
     ]
-    assert [finder.duration(s) for s in (4.6, 245, 3845)] == ["0:05", "4:05", "1:04:05"]
+    assert [finder.countdown(s) for s in (4.6, 245, 3845)] == ["0:05", "4:05", "1:04:05"]

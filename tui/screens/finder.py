@@ -79,7 +79,7 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def duration(seconds: float) -> str:
+def countdown(seconds: float) -> str:
     """A rest of time, such as 4:05 or 1:04:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
