@@ -11,6 +11,7 @@ FerrumError
 ├── DownloadError             the network, or the disk, ended a download
 │   └── DownloadStoppedError  the user did
 ├── BackendUnavailableError   the array library of a backend is absent or broken
+├── SessionsBusyError         another process holds the sessions file
 ├── CapacityError             the KV pool has too few free blocks for a reservation
 ├── ContractError             a call the executor contract forbids: a fault of the caller
 └── EngineDiedError           the engine's process or thread ended
@@ -93,6 +94,10 @@ class DownloadStoppedError(DownloadError):
 
 
 class BackendUnavailableError(FerrumError):
+    pass
+
+
+class SessionsBusyError(FerrumError):
     pass
 
 

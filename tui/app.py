@@ -13,11 +13,10 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widgets import Footer, Input, TextArea
 
 from ferrum_mlx.chat import commands
 from ferrum_mlx.chat.attachments import attach
-from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Conversation
 from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.chat.settings import Settings
@@ -37,6 +36,7 @@ from .engine.panel import EnginePanel
 from .engine.screen import EngineScreen
 from .engine.strip import EngineStrip
 from .host import EngineGone, EngineHost, EngineLoading, EngineNote, EngineReady, MakeClient
+from .keeping import Keeping
 from .message import MessageWidget
 from .prompt import Prompt
 from .screens.help import HelpScreen
@@ -87,16 +87,14 @@ class ChatApp(App[None]):
     ) -> None:
         super().__init__()
         self.settings = settings or Settings()
-        self.store = store
+        self.keeping = Keeping(self, store, self._note)
         self.system = system
         self._make_client = make_client
         self._notes = tuple(notes)
         self.host = self.new_host(config)
         self.feed = EngineFeed(self.host.client)
-        book = self.book(conversation or Conversation(system=system))
+        book = self.keeping.book(conversation or Conversation(system=system))
         self.desk = Desk(self.host, book, Setup(choice, thinking, adapter))
-        if store is not None:
-            store.on_note = self._note
         self.completions = Completions()
         self.prompt = Prompt(self.completions)
         self._draft = DraftCount(self.prompt, lambda: self.host.client, self.show_setup)
@@ -134,11 +132,10 @@ class ChatApp(App[None]):
 
     async def on_unmount(self) -> None:
         for talk in self.desk.talks:
-            await talk.abandon()
+            talk.leave()
         for host in self.desk.hosts:
             await host.close()
-        if self.store is not None:
-            self.store.close()
+        self.keeping.close()
 
     # Engines
 
@@ -235,13 +232,14 @@ class ChatApp(App[None]):
 
     # The conversation
 
-    def book(self, conversation: Conversation) -> Book:
-        return Book(conversation, self.store, self._cannot_keep)
+    @property
+    def store(self) -> Store | None:
+        return self.keeping.store
 
     async def open(self, conversation: Conversation) -> None:
         """Put another conversation on screen; what is coming of the one before is kept as far as it is."""
         await self.end_comparison()
-        await self.desk.talk.open(self.book(conversation))
+        await self.desk.talk.open(self.keeping.book(conversation))
         for message in self.desk.talk.path:
             if message.role == "user":
                 self.prompt.remember(message.text)
@@ -279,6 +277,10 @@ class ChatApp(App[None]):
     def tell(self, what: str, *, bad: bool = False) -> None:
         self.notify(what, severity="error" if bad else "information", markup=False)
 
+    def notify(self, message: str, **options: Any) -> None:
+        """Every widget's come this way, with names of files and words of libraries in them."""
+        super().notify(sanitize(message), **options)
+
     def show_panel(self, shown: bool) -> None:
         """The engine beside the chat, if the screen is wide enough; else in two lines below it."""
         self.screen.set_class(shown, "-panel")
@@ -297,10 +299,6 @@ class ChatApp(App[None]):
             talk.params, talk.book.conversation.system, talk.setup.thinking, talk.setup.adapter
         )
         self.prompt.border_subtitle = Content(sanitize(described))
-
-    def _cannot_keep(self, error: FerrumError) -> None:
-        self.store = None
-        self._note(f"conversations are no longer kept: {error}")
 
     def _note(self, what: str) -> None:
         self.call_later(self.desk.talk.note, what)
@@ -333,7 +331,9 @@ class ChatApp(App[None]):
         self.prompt.focus()
 
     async def action_interrupt(self) -> None:
-        selected = self.screen.get_selected_text() or self.prompt.selected_text
+        boxes = (self.focused, self.prompt)  # one of another screen goes first
+        in_a_box = (box.selected_text for box in boxes if isinstance(box, Input | TextArea))
+        selected = self.screen.get_selected_text() or next(filter(None, in_a_box), "")
         now = time.monotonic()
         if selected:
             self.tell(await copy(self, selected))

@@ -10,6 +10,7 @@ from textual.message import Message as Event
 from ferrum_mlx.chat.attachments import Attached
 from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Message
+from ferrum_mlx.errors import UsageError
 
 from .host import EngineHost
 from .message import MessageEvent, MessageWidget
@@ -135,6 +136,11 @@ class Desk(Horizontal):
         if self._idle(talk):
             await talk.go_to(leaf)
 
+    def require_idle(self) -> None:
+        """Raises UsageError while an answer comes."""
+        if self.answering:
+            raise UsageError(_BUSY)
+
     def _idle(self, talk: Talk) -> bool:
         if talk.turn is not None:
             talk.post_message(Talk.Told(_BUSY))
@@ -166,8 +172,7 @@ class Desk(Horizontal):
 
 
 def _asked(book: Book, text: str, attached: Attached, parent: int | None) -> Message:
-    message = book.add("user", text, parent=parent)
+    message = book.conversation.add("user", text, parent=parent)
     if attached.text_for_model != text:
         message.sent, message.attached = attached.text_for_model, attached.names
-        book.keep(message)
     return message

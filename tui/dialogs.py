@@ -131,7 +131,5 @@ def use_setup(app: ChatApp, setup: Setup) -> None:
 def use_system(app: ChatApp, system: str) -> None:
     """Another system message, of this conversation and those after it."""
     app.system = system
-    book = app.desk.talk.book
-    book.conversation.system = system
-    book.keep_head()
+    app.desk.talk.book.set_system(system)
     app.show_setup()

@@ -70,6 +70,11 @@ def parts_of(text: str) -> list[Part]:
     return parts
 
 
+def code_of(text: str) -> list[str]:
+    """The code blocks of a Markdown text, wherever they are in it."""
+    return [token.content for token in _parser().parse(text) if token.type in ("fence", "code_block")]
+
+
 def _block(
     node: SyntaxTreeNode, first: Content, rest: Content, depth: int = 0
 ) -> Iterator[Paragraph | Fence]:

@@ -93,9 +93,8 @@ class Prompt(TextArea):
         if marked is None:
             self.screen.focus_next()
         elif typed := _FILE.search(self.text):
-            path = marked.text
-            quoted = f'"{path}"' if " " in path else path
-            self.put(self.text[: typed.start()] + f"@{quoted}" + ("" if path.endswith("/") else " "))
+            written = attachments.reference(marked.text)
+            self.put(self.text[: typed.start()] + written + ("" if marked.text.endswith("/") else " "))
         else:
             self.put(marked.text)
 

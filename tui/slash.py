@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-
 from ferrum_mlx.chat import commands, export
+from ferrum_mlx.chat.attachments import attach
 from ferrum_mlx.chat.commands import Call
 from ferrum_mlx.chat.sampling_choice import assignments, described
 from ferrum_mlx.errors import UsageError
@@ -17,6 +16,7 @@ from ferrum_mlx.errors import UsageError
 from . import dialogs
 from .clipboard import copy
 from .dialogs import kept, use_model, use_setup, use_system, with_model
+from .markup import code_of
 from .sharing import compare_models
 from .talk import Setup
 
@@ -72,38 +72,45 @@ async def _session(app: ChatApp, call: Call) -> None:
         case "sessions":
             app.ask_for(dialogs.pick_session(app, argument))
         case "resume":
-            number = commands.session_id(argument) if argument else kept(app).latest()
+            number = commands.session_id(argument) if argument else kept(app).latest(conversation.id)
             if number is None:
-                raise UsageError("there is no session yet")
+                raise UsageError("there is no other session to go on with")
             await app.open(kept(app).load(number))
         case "rename":
-            conversation.title = argument
-            app.desk.talk.book.keep_head()
+            app.desk.talk.book.rename(argument)
             app.show_setup()
         case "delete":
+            store = kept(app)  # or the chat stays as it is
             number = commands.session_id(argument) if argument else conversation.id
             if number is None:
                 raise UsageError("this conversation is not kept yet")
             if number == conversation.id:
                 await app.action_new_chat()
-            kept(app).delete(number)
+            store.delete(number)
             app.tell(f"Session {number} is deleted.")
         case "export":
-            app.tell(f"Written to {export.write(conversation, app.desk.talk.leaf, argument)}.")
+            file = export.write(conversation, app.desk.talk.leaf, commands.whole(argument))
+            app.tell(f"Written to {file}.")
 
 
 async def _edit(app: ChatApp, text: str) -> None:
     asked = [message for message in app.desk.talk.path if message.role == "user"]
     if not asked:
         raise UsageError("there is no prompt to edit yet")
+    if not text:
+        app.desk.edit(app.desk.talk, asked[-1])
+        return
+    app.desk.require_idle()
+    attached = attach(text)  # what may fail comes before the prompt is one to be edited
     app.desk.edit(app.desk.talk, asked[-1])
-    if text:
-        await app.send(text)
+    await app.desk.ask(text, attached)
 
 
 async def _compare(app: ChatApp, argument: str) -> None:
     words = commands.words(argument)
     setup = app.desk.talk.setup
+    if words:
+        app.desk.require_idle()
     if not words:
         await app.end_comparison()
     elif len(words) == 1 and "=" not in words[0]:
@@ -136,17 +143,16 @@ def _changed(app: ChatApp, changes: Mapping[str, object]) -> Setup:
 
 async def _system(app: ChatApp, text: str) -> None:
     if text:
-        use_system(app, "" if text == "none" else text)
+        use_system(app, commands.system(text))
     else:
         await app.run_action("settings")
 
 
 async def _copy(app: ChatApp, what: str) -> None:
-    answers = [message.text for message in app.desk.talk.path if message.role == "assistant"]
-    text = answers[-1] if answers else ""
+    said = (message.text for message in app.desk.talk.path[::-1] if message.role == "assistant")
+    text = next(filter(None, said), "")
     if what == "code":
-        blocks = [token.content for token in MarkdownIt("gfm-like").parse(text) if token.type == "fence"]
-        text = blocks[-1] if blocks else ""
+        text = next(reversed(code_of(text)), "")
     app.tell(await copy(app, text) if text else "There is nothing to copy yet.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 from textual.app import ComposeResult
@@ -71,6 +72,7 @@ class Talk(Vertical):
         self.transcript = Transcript()
         self.status_line = StatusLine()
         self.tell_apart(label)
+        self._drawing = asyncio.Lock()  # an answer: the timer that drains runs beside what keys do
         self._told: FerrumError | None = None  # the last error of a turn: an engine's death is told once
 
     def compose(self) -> ComposeResult:
@@ -115,65 +117,67 @@ class Talk(Vertical):
     @property
     def end(self) -> int | None:
         """The message that the next prompt goes below."""
-        return self.leaf if self.editing is None else self.editing.parent
+        here = self.leaf if self.editing is None else self.editing.parent
+        return self.book.conversation.last_answer(here)
 
     async def ask(self, asked: Message) -> None:
         """Answer a new prompt of the book, which is below `end`."""
-        back_to = self.leaf
-        if self.editing is not None:
-            self.leaf = self.editing.parent
-            await self.transcript.show(self.path, self._place)
-        self.leaf = asked.id
-        await self.transcript.add(UserMessage(asked, self._place(asked)))
-        await self._begin(asked, back_to, asked)
+        await self._begin(self._new_answer(asked), asked)
 
     async def regenerate(self, message_id: int | None = None) -> None:
-        """Another answer beside the given one, or the last."""
-        answer = self._answer_of(message_id)
-        if answer is None or answer.parent is None:
+        """Another answer beside the given one, or to the last prompt."""
+        prompt = self._prompt_of(message_id)
+        if prompt is None:
             self.post_message(self.Told("There is no answer yet."))
             return
-        back_to, asked = self.leaf, self.book.conversation.messages[answer.parent]
-        self.leaf = asked.id
-        await self.transcript.show(self.path, self._place)
-        await self._begin(asked, back_to)
+        await self._begin(self._new_answer(prompt))
 
     async def go_on(self, message_id: int | None = None) -> None:
-        """Continue an answer where it ends."""
+        """Continue an answer where it ends; beside it, if something was said to it as it is."""
         answer = self._answer_of(message_id)
         if answer is None or not answer.text:
             self.post_message(self.Told("There is no answer to continue."))
             return
-        self.leaf = answer.id
-        await self.transcript.show(self.path, self._place)
-        widget = await self.transcript.reopen(answer, self._place(answer))
-        self.turn = Turn(answer, widget, continues=True, back_to=self.leaf)
-        self._submit()
+        if self.book.conversation.has_below(answer.id):
+            await self._begin(self.book.conversation.copy(answer), continues=True)
+        else:
+            await self._begin(answer, continues=True, added=False)
 
     async def go_to(self, leaf: int | None) -> None:
         """To another end of the conversation."""
-        self.leaf = leaf
-        self._keep_leaf()
-        await self.transcript.show(self.path, self._place)
+        self._stand_at(leaf)
+        await self._show_to(leaf)
 
-    async def _begin(self, prompt: Message, back_to: int | None, asked: Message | None = None) -> None:
-        answer = self._new_answer(prompt)
+    async def _begin(
+        self, answer: Message, asked: Message | None = None, *, continues: bool = False, added: bool = True
+    ) -> None:
         widget = Answer(answer, self._place(answer))
-        await self.transcript.add(widget)
-        self.transcript.follow()
-        self.turn = Turn(answer, widget, asked, back_to)
+        turn = self.turn = Turn(answer, widget, asked, self.leaf, continues, added)
         self.editing = None
-        self._submit()
+        above = answer.parent if asked is None else asked.parent
+        self._stand_at(answer.id, *((asked, answer) if asked is not None else (answer,)))
+        if above != turn.back_to:
+            await self._show_to(above)
+        if asked is not None:
+            await self.transcript.add(UserMessage(asked, self._place(asked)))
+        await self.transcript.add(widget)
+        await widget.fill()
+        if self.turn is turn:
+            self.transcript.follow()
+            turn.on_screen = True
+            self._submit()
+        else:  # it was ended meanwhile
+            await self.show()
 
-    def _new_answer(self, asked: Message) -> Message:
-        answer = self.book.add("assistant", parent=asked.id)
+    def _new_answer(self, prompt: Message) -> Message:
+        answer = self.book.conversation.add("assistant", parent=prompt.id)
         answer.model, answer.label = self.host.model, self.label
         return answer
 
     def _submit(self) -> None:
         """Hand the turn to the engine, if there are both."""
         turn = self.turn
-        if turn is None or turn.stream is not None:
+        if turn is None or not turn.on_screen or turn.stream is not None:
             return
         if self.host.state == "failed":
             self.host.restart()
@@ -191,18 +195,21 @@ class Talk(Vertical):
 
     async def drain(self) -> None:
         """Show what has come since the last call."""
-        turn = self.turn
-        if turn is None:
-            return
-        new = turn.drain()
-        if new.thinking:
-            turn.widget.think()
-        if new.text:
-            await turn.widget.add(new.text)
-        if turn.ended:
-            await self._end(turn)
-        elif turn.tokens:
-            self.book.keep_growing(turn.answer)
+        async with self._drawing:
+            turn = self.turn
+            if turn is None:
+                return
+            new = turn.drain()
+            if new.thinking:
+                turn.widget.think()
+            if new.text:
+                await turn.widget.add(new.text)
+            if self.turn is not turn:
+                return
+            if turn.ended:
+                await self._end(turn)
+            elif turn.tokens:
+                self.book.keep_growing(turn.answer)
 
     def show_status(self) -> None:
         """The numbers of the turn in hand, or what the engine does without one."""
@@ -218,74 +225,81 @@ class Talk(Vertical):
     async def stop(self) -> None:
         """Keep what has come; where nothing has, it is as if the prompt had not been sent."""
         turn = self.turn
-        if turn is None:
-            return
-        if turn.tokens and turn.stream is not None:
+        if turn is not None and turn.tokens and turn.stream is not None:
             turn.stopping = True
             turn.stream.abort()
             self._show(turn.status())
-            return
-        if turn.stream is not None:
-            turn.stream.close()
-        self.turn = None
-        await self._take_back(turn)
-        self.show_status()
+        else:
+            await self.abandon()
 
     async def abandon(self) -> None:
-        """End the turn in hand without waiting for the engine; what has come is kept."""
-        turn, self.turn = self.turn, None
+        """Stop without waiting for the engine."""
+        turn = self.leave()
         if turn is None:
             return
-        if turn.stream is not None:
-            turn.stream.close()
-        if turn.nothing_came:
-            self.book.drop(turn.answer)
-        else:
-            turn.answer.ending = "abort"
-            self.book.keep(turn.answer)
-
-    async def _end(self, turn: Turn) -> None:
-        self.turn = None
-        if turn.error is not None:
-            await self._fail(turn, turn.error)
-            return
-        await turn.widget.finish()
-        self._keep_answer(turn)
-        self._show(turn.status())
-
-    async def _fail(self, turn: Turn, error: FerrumError) -> None:
-        if turn.nothing_came:
-            self.book.drop(turn.answer)
-            await self.transcript.drop(turn.widget)
-            self.leaf = turn.back_to
-            if turn.asked is not None:
-                self.post_message(self.Returned(turn.asked.text))
-        else:
-            await turn.widget.finish()
-            self._keep_answer(turn)
-        await self.transcript.add(Failure(error))
-        self._told = error
+        async with self._drawing:
+            if turn.tokens:
+                await turn.widget.finish()
+            else:
+                await self._take_back(turn)
         self.show_status()
 
-    def _keep_answer(self, turn: Turn) -> None:
-        self.leaf = turn.answer.id
-        self.book.keep(turn.answer)
-        self._keep_leaf()
+    def leave(self) -> Turn | None:
+        """End the turn in hand, and leave the screen as it is; what has come is kept, and its prompt."""
+        turn, self.turn = self.turn, None
+        if turn is not None and turn.stream is not None:
+            turn.stream.close()
+        if turn is not None and turn.tokens and not turn.ended:
+            turn.answer.ending = "abort"
+            self.book.keep(turn.answer)
+        return turn
 
-    def _keep_leaf(self) -> None:
+    async def _end(self, turn: Turn) -> None:
+        if turn.error is not None:
+            self.turn = None
+            await self._fail(turn, turn.error)
+            return
+        self.book.keep(turn.answer)
+        await turn.widget.finish()
+        if self.turn is turn:
+            self.turn = None
+            self._show(turn.status())
+
+    async def _fail(self, turn: Turn, error: FerrumError) -> None:
+        """Keep what has come; where nothing has, the prompt stays, unanswered, and is given back."""
+        self._told = error
+        if turn.tokens:
+            self.book.keep(turn.answer)
+            await turn.widget.finish()
+        elif turn.asked is None:
+            await self._take_back(turn)
+        else:
+            self._stand_at(turn.asked.id)
+            self.book.drop(turn.answer)
+            if not self.book.conversation.has_below(turn.asked.id):
+                self.post_message(self.Returned(turn.asked.text))
+            await self._show_to(self.leaf)
+        await self.transcript.add(Failure(error))
+        self.show_status()
+
+    def _stand_at(self, leaf: int | None, *messages: Message) -> None:
+        """Go on from there, where a resume will, too; messages are kept with it."""
+        self.leaf = leaf
         if self._first:
-            self.book.stand_at(self.leaf)
+            self.book.stand_at(leaf, *messages)
+        elif messages:
+            self.book.keep(*messages)
 
     async def _take_back(self, turn: Turn) -> None:
-        if turn.continues:
+        self._stand_at(turn.back_to)
+        if turn.added:
+            self.book.drop(turn.answer)
+        else:
             await turn.widget.finish()
-            return
-        self.book.drop(turn.answer)
-        if turn.asked is not None:
-            if not self.book.conversation.has_below(turn.asked.id):
-                self.book.drop(turn.asked)
+        if turn.asked is not None and not self.book.conversation.has_below(turn.asked.id):
+            self.book.drop(turn.asked)
             self.post_message(self.Returned(turn.asked.text))
-        await self.go_to(turn.back_to)
+        await self._show_to(self.leaf)
 
     # The engine
 
@@ -305,7 +319,6 @@ class Talk(Vertical):
             await self.transcript.add(Failure(error))
         else:
             turn, self.turn = self.turn, None
-            turn.answer.ending = "broken"
             await self._fail(turn, error)
         self.show_status()
 
@@ -320,8 +333,16 @@ class Talk(Vertical):
     def _answer_of(self, message_id: int | None) -> Message | None:
         if message_id is not None:
             return self.book.conversation.messages[message_id]
-        answers = [message for message in self.path if message.role == "assistant"]
-        return answers[-1] if answers else None
+        return next((message for message in self.path[::-1] if message.role == "assistant"), None)
+
+    def _prompt_of(self, answer_id: int | None) -> Message | None:
+        if answer_id is None:
+            return next((message for message in self.path[::-1] if message.role == "user"), None)
+        parent = self.book.conversation.messages[answer_id].parent
+        return None if parent is None else self.book.conversation.messages[parent]
+
+    async def _show_to(self, leaf: int | None) -> None:
+        await self.transcript.show(self.book.conversation.path(leaf), self._place)
 
     def _place(self, message: Message) -> tuple[int, int]:
         """Which of how many branches a message is, from 1."""

@@ -124,23 +124,6 @@ class Transcript(VerticalScroll, can_focus=False):
                 await (await widget.fill()).finish()
         return widgets
 
-    async def reopen(self, message: Message, place: Place) -> Answer:
-        """The answer at the end as one that still grows."""
-        async with self._changing:
-            last = self._messages[-1]
-            self._lost_focus = len(self._path) - 1 if last.has_focus_within else None
-            await last.remove()
-            self._path.pop()
-            answer = Answer(message, place)
-            await self._add(answer)
-            return await answer.fill()
-
-    async def drop(self, widget: MessageWidget) -> None:
-        """Take back the last message."""
-        async with self._changing:
-            self._path.pop()
-            await widget.remove()
-
     async def clear(self, model: str, config: EngineConfig) -> None:
         """Back to an empty conversation."""
         async with self._changing:

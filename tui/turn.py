@@ -31,10 +31,12 @@ class Turn:
     include the way to the screen; the engine's own replace them at the end.
 
     Attributes:
-        answer: grows; it is below its prompt, or below what it continues.
+        answer: grows, below its prompt.
         asked: the prompt that this turn has added; None where it answers an older one again.
         back_to: the leaf to return to if nothing comes of it.
         continues: the answer had text before this turn.
+        added: the answer is this turn's own; what is not goes on from its end.
+        on_screen: the widget can take what comes.
     """
 
     answer: Message
@@ -42,6 +44,8 @@ class Turn:
     asked: Message | None = None
     back_to: int | None = None
     continues: bool = False
+    added: bool = True
+    on_screen: bool = False
     stream: RequestStream | None = None
     stopping: bool = False
     tokens: int = 0
@@ -49,16 +53,13 @@ class Turn:
     error: FerrumError | None = None
     _sent: float = field(default=0.0, init=False)
     _first: float = field(default=0.0, init=False)
+    _at_first: int = field(default=0, init=False)  # tokens that were there at once: their time is not known
     _latest: float = field(default=0.0, init=False)
     _thought: float = field(default=0.0, init=False)  # when thinking began
 
     @property
     def ended(self) -> bool:
         return self.end is not None or self.error is not None
-
-    @property
-    def nothing_came(self) -> bool:
-        return not (self.tokens or self.continues)
 
     def sent(self, stream: RequestStream) -> None:
         self.stream = stream
@@ -73,8 +74,6 @@ class Turn:
         for event in self.stream.drain():
             match event:
                 case Delta(_, text, token_ids, thinking):
-                    self._latest = perf_counter()
-                    self._first = self._first or self._latest
                     self.tokens += len(token_ids)
                     texts.append(text)
                     thoughts.append(thinking)
@@ -84,7 +83,12 @@ class Turn:
                     self.answer.ending = _ENDINGS[stats.finish_reason]
                 case Failed(_, error):
                     self.error = error
-                    self.answer.ending = "broken"
+                    if self.tokens:
+                        self.answer.ending = "broken"
+        if texts:
+            self._latest = perf_counter()
+            self._first = self._first or self._latest
+            self._at_first = self._at_first or self.tokens
         new = Drained("".join(texts), "".join(thoughts))
         self._add(new)
         return new
@@ -108,6 +112,6 @@ class Turn:
             "stopping" if self.stopping else "generating",
             "Esc stops",
             self.tokens,
-            (self.tokens - 1) / elapsed if elapsed > _SHORTEST else None,
+            (self.tokens - self._at_first) / elapsed if elapsed > _SHORTEST else None,
             self._first - self._sent,
         )

@@ -134,8 +134,9 @@ def complete(text: str) -> list[Completion]:
             if command.name.startswith(head.lower())
         ]
     before, _, last = argument.rpartition(" ")
-    choices = tuple(cards()) if head in ("model", "compare") else _CHOICES.get(head.lower(), ())
-    if before and head != "set":
+    name = head.lower()
+    choices = tuple(cards()) if name in ("model", "compare") else _CHOICES.get(name, ())
+    if before and name != "set":
         return []
     start = f"/{head} {before} " if before else f"/{head} "
     return [
@@ -153,6 +154,17 @@ def words(argument: str) -> list[str]:
         return shlex.split(argument)
     except ValueError:
         raise UsageError(f"{shown(argument)} has an open quote", next_step="close it") from None
+
+
+def whole(argument: str) -> str:
+    """An argument that is one name or path, with or without quotes around it."""
+    in_quotes = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
+    return argument[1:-1] if in_quotes else argument
+
+
+def system(argument: str) -> str:
+    """The message that /system sets; "" is none."""
+    return "" if argument.lower() == "none" else argument
 
 
 def thinking(argument: str) -> bool | None:

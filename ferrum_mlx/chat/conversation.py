@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ferrum_mlx.messages import ChatMessage
@@ -71,6 +71,12 @@ class Conversation:
         self.messages[message.id] = message
         return message
 
+    def copy(self, message: Message) -> Message:
+        """The same message once more, beside it; none is below it."""
+        copied = replace(message, id=max(self.messages) + 1)
+        self.messages[copied.id] = copied
+        return copied
+
     def path(self, leaf: int | None) -> list[Message]:
         """The messages from the beginning to `leaf`, which is among them."""
         path = []
@@ -78,6 +84,10 @@ class Conversation:
             path.append(self.messages[leaf])
             leaf = path[-1].parent
         return path[::-1]
+
+    def last_answer(self, leaf: int | None) -> int | None:
+        """The id of the last answer on the path to `leaf`: a prompt goes below one, never below a prompt."""
+        return next((message.id for message in self.path(leaf)[::-1] if message.role == "assistant"), None)
 
     def siblings(self, message_id: int) -> list[Message]:
         """The message and those that stand beside it, oldest first."""

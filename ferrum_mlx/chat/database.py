@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ferrum_mlx.chat.rows import COLUMNS
-from ferrum_mlx.errors import FerrumError
+from ferrum_mlx.errors import FerrumError, SessionsBusyError
 
 _APPLICATION = 0x4665724D  # in the file's header: whose it is
 _PATIENCE = 10.0  # seconds to wait for another process that writes
-# Step n brings a file of version n to version n + 1.
+# Step n brings a file of version n to version n + 1, and stays as it is: there are such files.
 _MIGRATIONS = (
     (
         "CREATE TABLE conversations (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, "
         "system TEXT NOT NULL, leaf INTEGER, updated REAL NOT NULL, deleted REAL)",
         "CREATE TABLE messages (conversation INTEGER NOT NULL, revision INTEGER NOT NULL, "
-        f"{', '.join(COLUMNS)}, PRIMARY KEY (conversation, id))",
+        "id, parent, role, text, created, thinking, thought_s, model, label, ending, attached, sent, "
+        "usage, timings, PRIMARY KEY (conversation, id))",
     ),
 )
 
@@ -36,7 +36,7 @@ def data_dir() -> Path:
 
 
 class Database:
-    """One file, for one thread. In SQL, `has(text, word)` finds a case-folded word in any text.
+    """One file, for one thread. In SQL, `has(bytes, word)` finds a case-folded word in any text.
 
     Raises:
         FerrumError: here and in every method: the file cannot be read or written.
@@ -79,6 +79,10 @@ class Database:
             finally:
                 self._roll_back()
 
+    def wait_at_most(self, seconds: float) -> None:
+        """For another process that writes."""
+        self._db.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+
     def close(self) -> None:
         self._db.close()
 
@@ -120,7 +124,8 @@ class Database:
         except sqlite3.ProgrammingError:  # a fault of ours
             raise
         except (sqlite3.DatabaseError, OSError) as error:
-            raise FerrumError(
+            kind = SessionsBusyError if _code(error) == sqlite3.SQLITE_BUSY else FerrumError
+            raise kind(
                 f"cannot use the sessions in {self.path}: {_reason(error)}", next_step=_remedy(error)
             ) from error
 
@@ -131,12 +136,18 @@ def _open(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # nobody else's to read
     db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
     try:
-        db.create_function("has", 2, lambda text, word: word in text.casefold(), deterministic=True)
+        db.text_factory = _text
+        db.create_function("has", 2, lambda data, word: word in _text(data).casefold(), deterministic=True)
         db.execute("PRAGMA synchronous = NORMAL")  # what is committed outlives this process, however it ends
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _text(data: bytes | None) -> str:
+    """What a damaged file has may be none."""
+    return (data or b"").decode("utf-8", "replace")
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:
@@ -146,11 +157,15 @@ def _write_ahead(db: sqlite3.Connection) -> None:
         try:
             db.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(0.01)
         else:
             return
+
+
+def _code(error: sqlite3.DatabaseError | OSError) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0) & 0xFF)
 
 
 def _reason(error: sqlite3.DatabaseError | OSError) -> str:
@@ -158,7 +173,7 @@ def _reason(error: sqlite3.DatabaseError | OSError) -> str:
 
 
 def _remedy(error: sqlite3.DatabaseError | OSError) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _code(error)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return "move the file away to begin a new one; sqlite3's .recover may save what is in it"
     if code == sqlite3.SQLITE_BUSY:

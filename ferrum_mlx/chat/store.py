@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ferrum_mlx.chat.conversation import Conversation, Message
 from ferrum_mlx.chat.database import Database, data_dir
-from ferrum_mlx.chat.rows import COLUMNS, clean, from_row, to_row
+from ferrum_mlx.chat.rows import COLUMNS, clean, from_row, mend, to_row
 from ferrum_mlx.errors import UsageError, shown
 
 _KEPT_DELETED = 3600.0  # seconds a deleted session can be restored, unless its store is closed before
@@ -17,6 +18,13 @@ _TITLE = 60  # characters of a title that is made of the first prompt
 # Without those of which nothing came: their one prompt was taken back.
 _LISTED = "c.deleted IS NULL AND EXISTS (SELECT 1 FROM messages m WHERE m.conversation = c.id)"
 _AROUND = 30  # characters of a snippet before and behind the hit
+
+
+HeadField = Literal["title", "system", "leaf"]
+
+
+class _ChangedElsewhere(Exception):
+    """Another process has changed what this one was about to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,10 @@ class Store:
     def path(self) -> Path:
         return self._db.path
 
+    def wait_at_most(self, seconds: float) -> None:
+        """For another process that writes; from then on it is a SessionsBusyError. At first it is 10 s."""
+        self._db.wait_at_most(seconds)
+
     def keep(self, conversation: Conversation) -> None:
         """Write the conversation whole, under a new id."""
         if not conversation.title:
@@ -70,34 +82,38 @@ class Store:
             session = self._insert(conversation)
         self._kept(conversation, session)
 
-    def save(self, conversation: Conversation, message: Message) -> None:
-        """Write one message as it stands now; the conversation's first one gives it an id."""
+    def save(self, conversation: Conversation, *messages: Message) -> None:
+        """Write messages as they stand now, and the leaf: all of it or nothing.
+
+        The conversation's first ones give it an id.
+        """
         session = conversation.id
         if session is None:
             self.keep(conversation)
             return
-        with self._db.writing():
-            if written := self._write(session, message):
+        try:
+            with self._db.writing():
+                for message in messages:
+                    self._write(session, message)
                 # Who writes to a session wants it, also if it was deleted meanwhile.
                 self._db.execute(
-                    "UPDATE conversations SET updated = ?, deleted = NULL WHERE id = ?",
-                    (time.time(), session),
+                    "UPDATE conversations SET updated = ?, deleted = NULL, leaf = ? WHERE id = ?",
+                    (time.time(), conversation.leaf, session),
                 )
-            else:
-                other = self._insert(conversation)
-        if written:
-            self._revisions[session, message.id] = self._revisions.get((session, message.id), 0) + 1
-            return
-        self._kept(conversation, other)
-        if self.on_note is not None:
-            self.on_note(f"session {session} was changed by another chat; this one goes on as {other}")
+        except _ChangedElsewhere:
+            self._go_on_elsewhere(conversation, session)
+        else:
+            for key in ((session, message.id) for message in messages):
+                self._revisions[key] = self._revisions.get(key, 0) + 1
 
-    def save_head(self, conversation: Conversation) -> None:
-        """Write title, system message and leaf; nothing if the conversation has no id yet."""
+    def save_head(self, conversation: Conversation, *fields: HeadField) -> None:
+        """Write these alone, as another process may have changed the others; nothing without an id."""
+        values = [getattr(conversation, name) for name in fields]
+        changes = ", ".join(f"{name} = ?" for name in fields)
         with self._db.writing():
             self._db.execute(
-                "UPDATE conversations SET title = ?, system = ?, leaf = ? WHERE id = ?",
-                (clean(conversation.title), clean(conversation.system), conversation.leaf, conversation.id),
+                f"UPDATE conversations SET {changes} WHERE id = ?",
+                (*(clean(value) if isinstance(value, str) else value for value in values), conversation.id),
             )
 
     def remove(self, conversation: Conversation, message_id: int) -> None:
@@ -121,20 +137,30 @@ class Store:
                 f"SELECT revision, {', '.join(COLUMNS)} FROM messages WHERE conversation = ? ORDER BY id",
                 (session,),
             ).fetchall()
-        messages = {}
+        messages, damaged = {}, 0
         for revision, *row in rows:
-            message = from_row(row)
-            messages[message.id] = message
-            self._revisions[session, message.id] = revision
-        if leaf not in messages:  # its writer was killed before it had the time to say
+            message, whole = from_row(row)
+            damaged += not whole
+            if message is not None:
+                messages[message.id] = message
+                self._revisions[session, message.id] = revision
+        damaged += mend(messages)
+        if damaged and self.on_note is not None:
+            self.on_note(f"session {session} is damaged in {damaged} places; what could be read is here")
+        if leaf not in messages:
             leaf = max(messages, default=None)
-        return Conversation(id=session, title=title, system=system, messages=messages, leaf=leaf)
+        conversation = Conversation(id=session, title=title, system=system, messages=messages, leaf=leaf)
+        if leaf is not None:  # its writer may have been killed before it had the time to say where it went on
+            conversation.leaf = conversation.end_below(leaf)
+        return conversation
 
-    def latest(self) -> int | None:
-        """The id of the session that was written to last."""
+    def latest(self, beside: int | None = None) -> int | None:
+        """The id of the session that was written to last, one excepted."""
         with self._db.reading():
             row = self._db.execute(
-                f"SELECT c.id FROM conversations c WHERE {_LISTED} ORDER BY c.updated DESC, c.id DESC LIMIT 1"
+                f"SELECT c.id FROM conversations c WHERE {_LISTED} AND c.id IS NOT ? "
+                "ORDER BY c.updated DESC, c.id DESC LIMIT 1",
+                (beside,),
             ).fetchone()
         return row[0] if row else None
 
@@ -145,8 +171,8 @@ class Store:
         """
         wanted = words.casefold().split()
         has = (
-            " AND (has(c.title, ?) OR EXISTS (SELECT 1 FROM messages m WHERE m.conversation = c.id "
-            "AND has(m.text, ?)))"
+            " AND (has(CAST(c.title AS BLOB), ?) OR EXISTS (SELECT 1 FROM messages m "
+            "WHERE m.conversation = c.id AND has(CAST(m.text AS BLOB), ?)))"
         )
         with self._db.reading():
             rows = self._db.execute(
@@ -198,6 +224,13 @@ class Store:
         finally:
             self._db.close()
 
+    def _go_on_elsewhere(self, conversation: Conversation, session: int) -> None:
+        with self._db.writing():
+            other = self._insert(conversation)
+        self._kept(conversation, other)
+        if self.on_note is not None:
+            self.on_note(f"session {session} was changed by another chat; this one goes on as {other}")
+
     def _insert(self, conversation: Conversation) -> int:
         cursor = self._db.execute(
             "INSERT INTO conversations (title, system, leaf, updated) VALUES (?, ?, ?, ?)",
@@ -212,22 +245,25 @@ class Store:
         conversation.id = session
         self._revisions |= {(session, message_id): 1 for message_id in conversation.messages}
 
-    def _write(self, session: int, message: Message) -> bool:
-        """False, and nothing is written, where the message is not as this store has last seen it."""
+    def _write(self, session: int, message: Message) -> None:
+        """Raises _ChangedElsewhere where the message is not as this store has last seen it."""
         seen = self._revisions.get((session, message.id), 0)
         columns = ("conversation", "revision", *COLUMNS)
         row = (session, seen + 1, *to_row(message))
         if seen:
             changes = ", ".join(f"{name} = ?" for name in columns)
             command = f"UPDATE messages SET {changes} WHERE conversation = ? AND id = ? AND revision = ?"
-            return self._db.execute(command, (*row, session, message.id, seen)).rowcount > 0
-        marks = ", ".join("?" for _ in columns)
-        # A session that was purged meanwhile gets no messages.
-        command = (
-            f"INSERT OR IGNORE INTO messages ({', '.join(columns)}) SELECT {marks} "
-            "WHERE EXISTS (SELECT 1 FROM conversations WHERE id = ?)"
-        )
-        return self._db.execute(command, (*row, session)).rowcount > 0
+            cursor = self._db.execute(command, (*row, session, message.id, seen))
+        else:
+            marks = ", ".join("?" for _ in columns)
+            # A session that was purged meanwhile gets no messages.
+            command = (
+                f"INSERT OR IGNORE INTO messages ({', '.join(columns)}) SELECT {marks} "
+                "WHERE EXISTS (SELECT 1 FROM conversations WHERE id = ?)"
+            )
+            cursor = self._db.execute(command, (*row, session))
+        if cursor.rowcount == 0:
+            raise _ChangedElsewhere
 
     def _head(self, session: int, deleted: bool = False) -> tuple[str, str, int | None]:
         row: tuple[str, str, int | None] | None = self._db.execute(
@@ -240,7 +276,8 @@ class Store:
 
     def _snippet(self, session: int, word: str) -> str:
         row = self._db.execute(
-            "SELECT text FROM messages WHERE conversation = ? AND has(text, ?) ORDER BY id LIMIT 1",
+            "SELECT text FROM messages WHERE conversation = ? AND has(CAST(text AS BLOB), ?) "
+            "ORDER BY id LIMIT 1",
             (session, word),
         ).fetchone()
         if row is None:

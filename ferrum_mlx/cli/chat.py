@@ -110,7 +110,7 @@ def _open_store(resume: int | None, notes: list[str]) -> tuple[Store | None, Con
         FerrumError: a session is asked for that is not there, or none can be read.
     """
     try:
-        store = Store()
+        store = Store(on_note=notes.append)
     except FerrumError as error:
         if resume is not None:
             raise

@@ -17,7 +17,7 @@ from ferrum_mlx.cli.linear_talk import LinearTalk
 from ferrum_mlx.cli.narrate import introduce, say, say_note
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import EngineDiedError, FerrumError
+from ferrum_mlx.errors import EngineDiedError, FerrumError, SessionsBusyError
 
 _GREETING = "/help lists the commands, /quit ends; Ctrl+C stops an answer. Anything else is a prompt."
 
@@ -98,7 +98,8 @@ def _open_store(required: bool) -> Store | None:
 
 
 def _not_kept(error: FerrumError) -> None:
-    say_note(f"this conversation is not kept: {error}")
+    for_now = " for now" if isinstance(error, SessionsBusyError) else ""
+    say_note(f"this conversation is not kept{for_now}: {error}")
 
 
 def _resumed(store: Store, session: int, system: str) -> Conversation:

@@ -89,9 +89,8 @@ def _set(talk: LinearTalk, argument: str) -> None:
 
 def _system(talk: LinearTalk, argument: str) -> None:
     if argument:
-        talk.system = "" if argument.lower() == "none" else argument
-        talk.conversation.system = talk.system
-        talk.book.keep_head()
+        talk.system = commands.system(argument)
+        talk.book.set_system(talk.system)
     say(f"system message: {talk.conversation.system or 'none'}")
 
 
@@ -112,20 +111,15 @@ def _sessions(talk: LinearTalk, argument: str) -> None:
 
 def _resume(talk: LinearTalk, argument: str) -> None:
     store = _store(talk)
-    if argument:
-        wanted = commands.session_id(argument)
-    else:
-        others = (row.id for row in store.list() if row.id != talk.conversation.id)
-        wanted = next(others, 0)
-    if not wanted:
+    wanted = commands.session_id(argument) if argument else store.latest(talk.conversation.id)
+    if wanted is None:
         raise UsageError("there is no other session to go on with")
     talk.open(store.load(wanted))
     talk.recall()
 
 
 def _rename(talk: LinearTalk, argument: str) -> None:
-    talk.conversation.title = argument
-    talk.book.keep_head()
+    talk.book.rename(argument)
     say(f"the title is {argument!r}")
 
 
@@ -142,7 +136,7 @@ def _delete(talk: LinearTalk, argument: str) -> None:
 
 
 def _export(talk: LinearTalk, argument: str) -> None:
-    say(f"written to {write(talk.conversation, talk.conversation.leaf, argument)}")
+    say(f"written to {write(talk.conversation, talk.conversation.leaf, commands.whole(argument))}")
 
 
 def _engine(talk: LinearTalk, argument: str) -> None:

@@ -88,10 +88,10 @@ class LinearTalk:
         """
         attached = attach(text)
         back = self.conversation.leaf
-        asked = self.book.add("user", text, parent=beside.parent if beside else back)
+        below = self.conversation.last_answer(beside.parent if beside else back)
+        asked = self.conversation.add("user", text, parent=below)
         if attached.text_for_model != text:
             asked.sent, asked.attached = attached.text_for_model, attached.names
-            self.book.keep(asked)
         for name in attached.names:
             say(f"attached {name}")
         try:
@@ -153,9 +153,9 @@ class LinearTalk:
         Raises:
             FerrumError: the request failed; what came before stands on stdout, and is kept.
         """
-        answer = self.book.add("assistant", parent=asked.id)
+        answer = self.conversation.add("assistant", parent=asked.id)
         answer.model = self.model
-        self.book.stand_at(answer.id)
+        self.book.stand_at(answer.id, asked, answer)
         try:
             self._stream(answer, ChatOptions(thinking=self.thinking))
         finally:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from textual.content import Content
 
 from ferrum_tui.block import MarkdownBlock
-from ferrum_tui.markup import Fence, Paragraph, parts_of
+from ferrum_tui.markup import Fence, Paragraph, code_of, parts_of
 
 
 def lines(text: str, width: int = 40) -> list[str]:
@@ -96,6 +96,14 @@ def test_code_in_a_list_is_a_block_of_its_own() -> None:
     for part, plain in ((before, "run"), (after, "look")):
         assert isinstance(part, list)
         assert [paragraph.content for paragraph in part] == [Content(plain)]
+
+
+def test_code_is_found_wherever_it_is() -> None:
+    deep = (
+        "".join(f"{'  ' * depth}- x\n" for depth in range(30)) + "\n" + " " * 60 + "```\n" + " " * 60 + "y\n"
+    )
+    assert code_of("```py\na\n```\n\n    b\n\n> ```\n> c\n> ```\n") == ["a\n", "b\n", "c\n"]
+    assert code_of(deep) == ["y\n"]
 
 
 def test_deep_nesting_loses_no_text() -> None:

@@ -159,4 +159,4 @@ def test_columns_give_way_in_order() -> None:
 
 
 def test_times() -> None:
-    assert [finder.duration(s) for s in (4.6, 245, 3845)] == ["0:05", "4:05", "1:04:05"]
+    assert [finder.countdown(s) for s in (4.6, 245, 3845)] == ["0:05", "4:05", "1:04:05"]

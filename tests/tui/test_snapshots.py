@@ -116,7 +116,7 @@ async def streaming(pilot: Pilot[ChatApp], stage: Any) -> None:
     await until(pilot, lambda: answers(pilot)[-1].endswith("and so o"))
     turn = pilot.app.desk.talk.turn
     assert turn is not None
-    turn._sent, turn._first, turn._latest = 0.0, 0.412, 2.5
+    turn._sent, turn._first, turn._at_first, turn._latest = 0.0, 0.412, 1, 2.5
     pilot.app.desk.show_status()
     await type_in(pilot, "a draft")
 

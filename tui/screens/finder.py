@@ -71,7 +71,7 @@ def _line(text: str) -> str:
     return " ".join(sanitize(text).split())
 
 
-def duration(seconds: float) -> str:
+def countdown(seconds: float) -> str:
     """A rest of time, such as 4:05 or 1:04:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

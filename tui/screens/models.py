@@ -22,7 +22,7 @@ from ferrum_mlx.sanitize import sanitize
 from . import listing
 from .confirm import Confirm
 from .download import Download
-from .finder import SearchBox, duration, table
+from .finder import SearchBox, countdown, table
 
 _LOOKS_PER_SECOND = 5  # at a download
 
@@ -301,7 +301,7 @@ def _numbers(download: Download) -> str:
     if download.rate is not None:
         parts.append(f"{size(int(download.rate))}/s")
     if download.rest_s is not None:
-        parts.append(f"{duration(download.rest_s)} left")
+        parts.append(f"{countdown(download.rest_s)} left")
     return "  ".join([*parts, "Esc cancels"])
 
 

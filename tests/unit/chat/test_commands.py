@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_mlx.chat.commands import COMMANDS, as_text, complete, parse, session_id, thinking, walk, words
+from ferrum_mlx.chat.commands import (
+    COMMANDS,
+    as_text,
+    complete,
+    parse,
+    session_id,
+    thinking,
+    walk,
+    whole,
+    words,
+)
 from ferrum_mlx.chat.conversation import Conversation
 from ferrum_mlx.errors import UsageError
 
@@ -72,9 +82,27 @@ def test_completion_of_names_and_arguments() -> None:
         "/set top_k=3 min_p=",
         "/set top_k=3 min_tokens=",
     ]
-    assert "/model smollm2-135m" in [c.text for c in complete("/model smo")]
+    for name in ("model", "MODEL", "compare"):
+        assert f"/{name} smollm2-135m" in [c.text for c in complete(f"/{name} smo")]
+    assert [c.text for c in complete("/SET top_k=3 min_p")] == ["/SET top_k=3 min_p="]
     for text in ("", "hello", "//", "/new\n", "/rename x", "/think on now", "/xyz "):
         assert complete(text) == [], text
+
+
+@pytest.mark.parametrize(
+    ("argument", "name"),
+    [
+        ("my file.md", "my file.md"),
+        ('"my file.md"', "my file.md"),
+        ("'my file.md'", "my file.md"),
+        ("Bob's.md", "Bob's.md"),
+        ('"half.md', '"half.md'),
+        ('"', '"'),
+        ("", ""),
+    ],
+)
+def test_an_argument_that_is_one_name(argument: str, name: str) -> None:
+    assert whole(argument) == name
 
 
 def test_every_completed_name_is_a_command() -> None:

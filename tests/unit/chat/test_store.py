@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Conversation
+from ferrum_mlx.chat.rows import COLUMNS
 from ferrum_mlx.chat.store import Store
-from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.errors import FerrumError, SessionsBusyError, UsageError
 from ferrum_mlx.metrics import Timings, Usage
 
 
@@ -31,7 +33,6 @@ def talked(store: Store, *texts: str, title: str = "") -> Conversation:
         message.model = "tiny" if index % 2 else ""
         conversation.leaf = message.id
         store.save(conversation, message)
-        store.save_head(conversation)
     return conversation
 
 
@@ -43,7 +44,7 @@ def test_a_conversation_comes_back_as_it_was(store: Store) -> None:
     answer.usage, answer.timings = Usage(3, 4, 2), Timings(0.5, 10.0, 20.0)
     store.save(conversation, answer)
     conversation.title, conversation.leaf = "renamed", answer.id
-    store.save_head(conversation)
+    store.save_head(conversation, "title", "leaf")
     assert conversation.id is not None
     with closing(Store(store.path)) as other:
         assert other.load(conversation.id) == conversation
@@ -56,6 +57,20 @@ def test_a_growing_answer_is_one_row(store: Store) -> None:
         answer.text = text
         store.save(conversation, answer)
     assert [m.text for m in store.load(conversation.id).messages.values()] == ["count", "1 2 3"]
+
+
+def test_a_turn_is_kept_whole_or_not_at_all(store: Store) -> None:
+    conversation = talked(store, "hi", "hello")
+    before = store.load(conversation.id)
+    asked = conversation.add("user", "more", parent=2)
+    answer = conversation.add("assistant", parent=asked.id)
+    conversation.leaf, answer.attached = answer.id, {1}  # no JSON
+    with pytest.raises(TypeError):
+        store.save(conversation, asked, answer)
+    assert store.load(conversation.id) == before
+    answer.attached = ()
+    store.save(conversation, asked, answer)
+    assert store.load(conversation.id) == conversation
 
 
 def test_the_title_is_the_first_prompts_beginning(store: Store) -> None:
@@ -161,7 +176,8 @@ def test_writing_to_a_session_that_was_deleted_meanwhile_keeps_it(store: Store) 
     mine = talked(store, "hi", "hello")
     with closing(Store(store.path)) as other:
         other.delete(mine.id)
-        store.save(mine, mine.add("user", "still here", parent=2))
+        mine.leaf = mine.add("user", "still here", parent=2).id
+        store.save(mine, mine.messages[3])
     assert store.load(mine.id) == mine  # not purged: it is wanted again
     with closing(Store(store.path)) as other:
         other.delete(mine.id)
@@ -232,6 +248,116 @@ def test_a_file_that_cannot_be_used_is_named_and_left_alone(make, said: str, tmp
         Store(path)
     assert str(path) in str(raised.value)
     assert before == (path.read_bytes() if path.is_file() else b"")
+
+
+@pytest.mark.parametrize(
+    ("damage", "read", "places"),
+    [
+        ("usage = '{\"prompt_tokens\": '", "hi hello more yes", 1),
+        ('timings = \'{"ttft_s": "x", "prefill_tps": 1, "decode_tps": 1}\'', "hi hello more yes", 1),
+        ("attached = 'null'", "hi hello more yes", 1),
+        ("attached = x'ff00'", "hi hello more yes", 1),
+        ("ending = 'exploded'", "hi hello more yes", 1),
+        ("text = NULL", "hi  more yes", 1),
+        ("text = CAST(x'68ff69' AS TEXT)", "hi h\ufffdi more yes", 0),
+        ("parent = 99", "hi hello more yes", 1),
+        ("parent = 2", "hi hello more yes", 1),
+        ("parent = 4", "hi hello more yes", 1),
+        ("parent = 'one'", "hi hello more yes", 2),
+        ("role = 'system'", "more yes", 2),  # of two prompts in a row, the second is a branch
+        ("id = 'two'", "more yes", 2),
+    ],
+)
+def test_of_a_damaged_message_the_rest_is_read(store: Store, damage: str, read: str, places: int) -> None:
+    conversation = talked(store, "hi", "hello", "more", "yes")
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute(f"UPDATE messages SET {damage} WHERE id = 2").rowcount == 1
+        db.commit()
+    notes: list[str] = []
+    with closing(Store(store.path, notes.append)) as other:
+        loaded = other.load(conversation.id)
+        assert " ".join(message.text for message in loaded.path(loaded.leaf)) == read
+        assert [f"damaged in {places} places" in note for note in notes] == [True] * bool(places)
+        assert [row.title for row in other.list("more")] == ["hi"]
+        loaded.leaf = loaded.add("user", "on", parent=loaded.leaf).id
+        other.save(loaded, loaded.messages[5])
+        assert other.load(conversation.id) == loaded
+
+
+def test_a_file_of_the_first_version_stays_as_it_is_when_messages_get_a_new_field(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ferrum_mlx.chat import rows; rows.COLUMNS += ('brand_new',)\n"
+        "from ferrum_mlx.chat.database import Database; Database(Path(sys.argv[1])).close()\n"
+    )
+    new, now = tmp_path / "new.db", tmp_path / "now.db"
+    subprocess.run([sys.executable, "-c", code, new], check=True)
+    Store(now).close()
+    first, made = (schema(path) for path in (new, now))
+    assert first == made
+    assert made == {*COLUMNS, "conversation", "revision"}  # a field more needs a step that adds its column
+
+
+def schema(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as db:
+        return {name for _, name, *_ in db.execute("PRAGMA table_info(messages)")}
+
+
+def test_another_process_that_writes_is_waited_for_and_then_named(store: Store) -> None:
+    conversation = talked(store, "hi")
+    store.wait_at_most(0.01)
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SessionsBusyError, match="another process holds it"):
+            store.save(conversation, conversation.messages[1])
+        assert store.load(conversation.id) == conversation  # who reads does not wait
+    store.save(conversation, conversation.messages[1])
+
+
+def test_a_book_writes_what_had_to_wait_in_its_order(store: Store) -> None:
+    told: list[FerrumError] = []
+    conversation = Conversation()
+    book = Book(conversation, store, told.append)
+    store.wait_at_most(0.01)
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asked = conversation.add("user", "hi", parent=None)
+        gone = conversation.add("assistant", "", parent=asked.id)
+        book.stand_at(gone.id, asked, gone)
+        book.stand_at(asked.id)
+        book.drop(gone)
+        answer = conversation.add("assistant", "hello", parent=asked.id)
+        book.stand_at(answer.id, answer)
+        book.rename("mine")
+        assert book.waiting
+        assert store.list() == []
+        assert [type(error) for error in told] == [SessionsBusyError]  # once
+    book.retry()
+    assert not book.waiting
+    assert conversation.id is not None
+    with closing(Store(store.path)) as another:
+        assert another.load(conversation.id) == conversation
+
+
+def test_a_rename_elsewhere_is_not_undone(store: Store) -> None:
+    mine = talked(store, "hi", "hello")
+    book = Book(mine, store, pytest.fail)
+    with closing(Store(store.path)) as other:
+        other.rename(mine.id, "theirs")
+        theirs = other.load(mine.id)
+        Book(theirs, other, pytest.fail).set_system("be brief")
+    asked = mine.add("user", "more", parent=2)
+    book.stand_at(asked.id, asked)
+    book.stand_at(2)
+    assert store.list()[0].title == "theirs"
+    assert store.load(mine.id).system == "be brief"
+    book.rename("mine after all")
+    assert store.list()[0].title == "mine after all"
+
+
+def test_the_latest_beside_the_one_in_hand(store: Store) -> None:
+    first, second = talked(store, "one", "1").id, talked(store, "two").id
+    assert [store.latest(beside) for beside in (None, first, second)] == [second, second, first]
 
 
 def test_damage_within_is_told_when_it_is_met(tmp_path: Path) -> None:

@@ -11,23 +11,26 @@ from pathlib import Path
 
 from ferrum_mlx.chat.store import Store
 
-# Says "session message length" on stdout once that much of a message is committed.
+# Says "session message length" on stdout once that much of a message is committed, in turns as of a chat.
 WRITER = """
 import sys
 from pathlib import Path
+from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Conversation
 from ferrum_mlx.chat.store import Store
 store = Store(Path(sys.argv[1]))
 while True:
     conversation = Conversation()
-    for role in ("user", "assistant") * 4:
-        message = conversation.add(role, parent=conversation.leaf)
-        conversation.leaf = message.id
+    book = Book(conversation, store, print)
+    for _ in range(4):
+        asked = conversation.add("user", "word " * 200, parent=conversation.leaf)
+        answer = conversation.add("assistant", parent=asked.id)
+        book.stand_at(answer.id, asked, answer)
+        print(conversation.id, asked.id, len(asked.text), flush=True)
         for _ in range(6):
-            message.text += "word " * 200
-            store.save(conversation, message)
-            print(conversation.id, message.id, len(message.text), flush=True)
-        store.save_head(conversation)
+            answer.text += "word " * 200
+            book.keep(answer)
+            print(conversation.id, answer.id, len(answer.text), flush=True)
 """
 
 
@@ -62,7 +65,9 @@ def check(store: Store, committed: dict[tuple[int, int], int]) -> None:
     assert {row.id for row in store.list()} >= {session for session, _ in committed}
     for session in {session for session, _ in committed}:
         conversation = store.load(session)
-        assert conversation.leaf in conversation.messages
+        path = conversation.path(conversation.leaf)
+        assert path == list(conversation.messages.values())  # there is no fork, so all of it is shown
+        assert [message.role for message in path] == ["user", "assistant"] * (len(path) // 2)
         for (owner, message), length in committed.items():
             if owner == session:
                 assert len(conversation.messages[message].text) >= length
