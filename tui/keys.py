@@ -43,8 +43,9 @@ _ALLOWED = (
 
 
 def ids() -> set[str]:
-    """Of all bindings of the screens that are loaded: what a user may give other keys."""
-    own = (each for each in _subclasses(DOMNode) if each.__module__.startswith("ferrum_tui."))
+    """Of all bindings of the chat: what a user may give other keys."""
+    ours = (each for each in _subclasses(DOMNode) if each.__module__.startswith("ferrum_tui."))
+    own = (each for each in ours if not each.__module__.startswith("ferrum_tui.bench"))
     bindings = [binding for each in own for _, binding in BindingsMap(vars(each).get("BINDINGS", ()))]
     return {binding.id for binding in bindings if binding.id is not None}
 
