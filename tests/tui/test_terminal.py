@@ -24,7 +24,9 @@ def terminal() -> Iterator[PseudoTerminal]:
 
 @pytest.fixture
 def plain() -> Iterator[PseudoTerminal]:
-    with PseudoTerminal([*COMMAND, "--plain", "--max-model-len", "200000"]) as plain:
+    with PseudoTerminal(
+        [*COMMAND, "--plain", "--max-model-len", "200000", "--max-tokens", "100000"]
+    ) as plain:
         yield plain
 
 
