@@ -249,8 +249,9 @@ class Talk(Vertical):
         turn, self.turn = self.turn, None
         if turn is not None and turn.stream is not None:
             turn.stream.close()
-        if turn is not None and turn.tokens and not turn.ended:
-            turn.answer.ending = "abort"
+        if turn is not None and turn.tokens:
+            if not turn.ended:
+                turn.answer.ending = "abort"
             self.book.keep(turn.answer)
         return turn
 

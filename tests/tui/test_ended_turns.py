@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ferrum_mlx.errors import EngineDiedError
 from ferrum_tui.answer import Answer
 from ferrum_tui.app import ChatApp
 from ferrum_tui.message import UserMessage
-from ferrum_tui.notices import Failure
+from ferrum_tui.notices import Failure, Welcome
 from ferrum_tui.prompt import Prompt
 
 from .conversing import SIZE, ask, mounted
@@ -143,6 +144,33 @@ async def test_a_new_chat_before_the_first_token_takes_the_draft_along(
         assert not chat.query(UserMessage)
 
 
+async def test_an_answer_that_is_being_drawn_stays_in_its_chat(
+    chat: ChatApp, stage: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing, add = asyncio.Event(), Answer.add
+
+    async def slowly(answer: Answer, text: str) -> None:
+        drawing.set()
+        await asyncio.sleep(0.3)
+        await add(answer, text)
+
+    monkeypatch.setattr(Answer, "add", slowly)
+    stage.answers["a"] = "answer"
+    async with chat.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+        chat.prompt.put("a")
+        await pilot.press("enter")
+        first = chat.desk.talk.book.conversation
+        await until(pilot, lambda: drawing.is_set() and first.messages[2].ending == "stop")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: bool(chat.query(Welcome)))
+        assert not chat.query(Answer)
+        assert kept(path) == ["a", "answer"]
+        assert first.messages[2].ending == "stop"
+        await ask(pilot, "b")
+        assert said(chat) == kept(path) == ["b", "ok"]
+
+
 @pytest.mark.parametrize("what", ["temperature=1.5", "other/model"])
 async def test_a_comparison_begins_between_two_answers(chat: ChatApp, stage: Any, what: str) -> None:
     stage.answers["a"] = "answer"
@@ -185,7 +213,7 @@ async def test_the_end_of_a_comparison_keeps_what_the_right_one_has_said(
         await until(pilot, lambda: answers(pilot) == ["ok", "ok"] and not chat.desk.answering)
         await ask(pilot, "/compare")
         assert kept(path) == said(chat) == ["a", "ok"]
-        assert "branch 1/2" in screen(chat)
+        await until(pilot, lambda: "branch 1/2" in screen(chat))
 
 
 async def test_esc_before_the_first_token_of_a_continuation_goes_back(
@@ -196,11 +224,11 @@ async def test_esc_before_the_first_token_of_a_continuation_goes_back(
         await ask(pilot, "a")
         await ask(pilot, "b")
         chat.desk.talk.path[1].ending = "length"
-        chat.query(Answer).first().focus()
         stage.held = True
-        await pilot.press("c")
+        chat.query(Answer).first().action_go_on()
         await until(pilot, lambda: state(pilot) == "prefill")
         await pilot.press("escape")
+        await until(pilot, lambda: not chat.desk.answering)
         assert mounted(chat) == kept(path) == said(chat) == ["a", "ok", "b", "ok"]
         assert len(chat.desk.talk.book.conversation.messages) == 4
         stage.release()
@@ -215,12 +243,11 @@ async def test_an_earlier_answer_goes_on_beside_what_was_said_to_it(
         await ask(pilot, "b")
         chat.desk.talk.path[1].ending = "length"
         stage.answers["ok"] = " and more"
-        chat.query(Answer).first().focus()
-        await pilot.press("c")
+        chat.query(Answer).first().action_go_on()
         await until(pilot, lambda: answers(pilot) == ["ok and more"] and not chat.desk.answering)
         assert stage.seen[-1] == '{"continue_last": true}\0a\0ok'
         assert kept(path) == said(chat) == ["a", "ok and more"]
-        assert "branch 2/2" in screen(chat)
+        await until(pilot, lambda: "branch 2/2" in screen(chat))
         await ask(pilot, "/branch prev")
         assert said(chat) == ["a", "ok", "b", "ok"]
 
