@@ -24,9 +24,8 @@ def terminal() -> Iterator[PseudoTerminal]:
 
 @pytest.fixture
 def plain() -> Iterator[PseudoTerminal]:
-    with PseudoTerminal(
-        [*COMMAND, "--plain", "--max-model-len", "200000", "--max-tokens", "100000"]
-    ) as plain:
+    endless = ("--max-model-len", "200000", "--max-tokens", "150000")  # or it ends before Ctrl+C does it
+    with PseudoTerminal([*COMMAND, "--plain", *endless]) as plain:
         yield plain
 
 
