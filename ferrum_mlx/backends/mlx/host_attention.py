@@ -143,8 +143,9 @@ class HostStorage:
         if isinstance(pool, HostPool):
             slots = reads.blocks[..., None] * size + np.arange(size, dtype=np.int32)
             return pool[slots.reshape(reads.seen.shape)].transpose(2, 0, 1, 3)
-        by_block = pool.swapaxes(0, 1).reshape(pool.shape[1], -1, size, pool.shape[2])
-        return by_block.take(reads.blocks, axis=1).reshape(len(by_block), *reads.seen.shape, -1)
+        slots, heads, dim = pool.shape
+        by_block = pool.swapaxes(0, 1).reshape(heads, slots // size, size, dim)
+        return by_block.take(reads.blocks, axis=1).reshape(heads, *reads.seen.shape, dim)
 
     def _seen(
         self, pool: np.ndarray | HostPool, step: Step, segment: Segment, window: int | None
