@@ -22,6 +22,7 @@ from ferrum_mlx.errors import (
     shown,
 )
 from ferrum_mlx.files import Report, disk_error, inside, sha256_of
+from ferrum_mlx.hub_card import check_against_card
 from ferrum_mlx.hub_fetch import Blob, alone, fetch_blobs, is_altered, is_digest, unused
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _WEIGHTS = "model*.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256_DIGITS = 64
-_MOVING = "main"  # the revision that is a repository's newest commit
 
 
 def cached(source: HubSource) -> Path | None:
@@ -106,7 +106,7 @@ def fetch(
         stated = _digest(files[0])
         told = stated is not None and len(stated) == _SHA256_DIGITS  # of a large file, before it is fetched
         if source.sha256 and told:
-            _compare(source, str(stated), True, say)
+            check_against_card(source, str(stated), True, say)
         blobs = [blob for file in files if (blob := _blob(source, commit, file))]
         total = sum(blob.size for blob in blobs)
         with alone(_lock(source), source.label, lambda: report and report(0, total), say):
@@ -118,7 +118,7 @@ def fetch(
                 _check(source, folder, file)
             if source.sha256 and not told:
                 try:
-                    _compare(source, sha256_of(folder / source.file), stated is not None, say)
+                    check_against_card(source, sha256_of(folder / source.file), stated is not None, say)
                 except ModelFileError:
                     _discard(folder / source.file)
                     raise
@@ -126,36 +126,6 @@ def fetch(
                 raise DownloadError(f"{source.label} came without some of its files", next_step="try again")
             _name_commit(source, commit)
     return folder / source.file
-
-
-def _compare(source: HubSource, found: str, hub_checks: bool, say: Callable[[str], None]) -> None:
-    """Whether a file may be another than the card names; if so, that is said.
-
-    A card's sha256 is of the commit at which it was written. "main" moves on, as its makers mend a chat
-    template, and no card could follow. Then the hub's own digest, by which the file is checked, speaks for
-    it, as for all models whose card has none. Any other revision is meant to stay what it was, and of a file
-    without a digest on the hub nobody can say that it arrived whole: who never trusts a file takes neither.
-
-    Args:
-        found: the file's sha256.
-        hub_checks: the hub states a digest, and the file is checked by it.
-
-    Raises:
-        ModelFileError: it may not.
-    """
-    if found == source.sha256:
-        return
-    if source.revision == _MOVING and hub_checks:
-        say(
-            f"{source.label} has changed since its card was written: sha256 {found}, not {source.sha256}; "
-            "it is checked by the digest that the hub states"
-        )
-        return
-    raise ModelFileError(
-        f"{source.label} has sha256 {found}",
-        f"the card says {source.sha256}",
-        "take another variant or model; if you trust this file, download it yourself and give its path",
-    )
 
 
 def _discard(path: Path) -> None:

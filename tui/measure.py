@@ -95,13 +95,13 @@ def _moments(times: int) -> Iterator[Row]:
     yield "first paint", f"{median(paints):.2f} s", "at most 1 s", median(paints) <= 1
     names = ", ".join(HEAVY)
     yield "imported at the first paint", ", ".join(sorted(heavy)) or "none", f"none of {names}", not heavy
-    for key, name, target in (
-        (_ESC, f"Esc, known from other keys after {ESC_DELAY} ms", "no target, the wait is a terminal's"),
-        (_ESC_OF_KITTY, "Esc of a terminal with Kitty's protocol", "at most 1, the one it is in"),
+    for key, name in (
+        (_ESC, f"Esc, known from other keys after {ESC_DELAY} ms"),
+        (_ESC_OF_KITTY, "Esc of a terminal with Kitty's protocol"),
     ):
         shown, steps = (median(values) for values in zip(*stops[key], strict=True))
         yield f"{name}, to “stopping” on the screen", f"{shown:.0f} ms", "at most 100 ms", shown <= 100
-        yield f"{name}: forwards that end after it", f"{steps:g}", target, key == _ESC or steps <= 1
+        yield f"{name}: forwards that end after it", f"{steps:g}", "at most 1, the one it is in", steps <= 1
     yield "last token to the screen", f"{median(lasts):.0f} ms", "at most 150 ms", median(lasts) <= 150
     yield "CPU while idle", f"{median(idles):.2%}", "below 1 %", median(idles) < 0.01
     figure = f"{median(long_idles):.2%}"

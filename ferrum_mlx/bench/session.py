@@ -67,12 +67,7 @@ def benchmark(
             say("setting up the peers")
             setting = peers.Setting(subject, config, cases)
             for name in vs:
-                try:
-                    found.append(peers.find(name, setting))
-                except PeerAbsentError as error:
-                    absent[name] = str(error)
-                    tell(Absent(name, str(error)))
-                    say(f"{name} is absent: {error}")
+                found += _peer(name, setting, absent, say, tell)
             runner.peers = found
             tell(runner.plan())
             runner.check_peers(checks.short_prompt(subject), ids)
@@ -93,6 +88,19 @@ def benchmark(
         bandwidth=runner.bandwidth,
         complete=complete,
     )
+
+
+def _peer(
+    name: str, setting: peers.Setting, absent: dict[str, str], say: Callable[[str], None], tell: Tell
+) -> list[System]:
+    """The peer, if it is here; else why not goes to `absent`."""
+    try:
+        return [peers.find(name, setting)]
+    except PeerAbsentError as error:
+        absent[name] = str(error)
+        tell(Absent(name, str(error)))
+        say(f"{name} is absent: {error}")
+        return []
 
 
 def _checked_text(runner: Runner) -> list[int]:

@@ -51,6 +51,7 @@ LAYERS = (
             "fit",
             "hub",
             "hub_fetch",
+            "hub_card",
             "hub_repo",
             "hub_wheel",
         ),
