@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Input, OptionList, ProgressBar
+from textual.widgets import Input, OptionList, ProgressBar, Static
 
 from ferrum_mlx import hub
 from ferrum_mlx.fit import Fit
+from ferrum_tui.screens import listing
 from ferrum_tui.screens.confirm import Confirm
 from ferrum_tui.screens.models import ModelPicker
 
@@ -46,6 +49,37 @@ async def test_the_catalogue_is_listed_without_network(private_cache: Path, fake
         await pilot.press("escape")
     assert app.result is None
     assert fake_hub.requests == []
+
+
+class SlowToGo(Static):
+    """Is removed after what is beside it, so that a list can come in between."""
+
+    def __init__(self, going: threading.Event) -> None:
+        super().__init__()
+        self._going = going
+
+    async def on_unmount(self) -> None:
+        self._going.set()
+        await asyncio.sleep(0.1)
+
+
+async def test_a_list_that_comes_while_it_closes_is_left(
+    private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, given = threading.Event(), threading.Event()
+
+    def late(*_: Any) -> list[listing.Entry]:
+        assert going.wait(30)
+        given.set()
+        return []
+
+    monkeypatch.setattr(listing, "entries", late)
+    app = Host(ModelPicker(fit=lambda _: TOO_BIG))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await app.screen.mount(SlowToGo(going))
+        await pilot.press("escape")
+        await until(pilot, lambda: given.is_set() and len(app.screen_stack) == 1)
+    assert app.result is None
 
 
 @pytest.mark.parametrize(("size", "theme"), LOOKS)
