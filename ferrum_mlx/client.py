@@ -32,6 +32,7 @@ from ferrum_mlx.messages import (
     Event,
     Failed,
     Finished,
+    Hold,
     Loading,
     Notice,
     Prompt,
@@ -247,6 +248,10 @@ class EngineClient:
                     self._transport.send(submit)
         places = {submit.request_id: (index, submit.sample_index) for index, submit in submits}
         return RequestStream(places, mailbox, self._send)
+
+    def hold(self, seconds: float) -> None:
+        """Let the engine begin no step for so long, or until a stream is aborted, and return at once."""
+        self._send(Hold(seconds))
 
     def close(self) -> None:
         """End the engine and every open stream; idempotent, and bounded in time."""

@@ -92,11 +92,18 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Begin no step for so many seconds, or until an Abort: somebody is about to decide on one."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     pass
 
 
-Command = Submit | Abort | Ask | Shutdown
+Command = Submit | Abort | Ask | Hold | Shutdown
 
 
 # Events

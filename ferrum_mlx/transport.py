@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ferrum_mlx.child_process import end, how_it_ended, last_line, launch
@@ -36,6 +37,7 @@ from ferrum_mlx.messages import (
     Died,
     Event,
     Failed,
+    Hold,
     Loading,
     Question,
     Shutdown,
@@ -87,17 +89,24 @@ def _build_and_run(config: EngineConfig, inbox: Inbox, post: Post, on_event: Cal
 
 
 def _obey(engine: Engine, inbox: Inbox, post: Post) -> bool:
-    """Carry out every queued command, waiting for one while there is no work; False at Shutdown."""
+    """Carry out every queued command, waiting for one while there is no work or a Hold; False at Shutdown."""
+    held_until = 0.0
     while True:
+        held = held_until - monotonic()
         try:
-            command = inbox.get(block=not engine.has_work())
+            command = inbox.get(timeout=held) if held > 0 else inbox.get(block=not engine.has_work())
         except queue.Empty:
+            if held > 0:
+                continue
             return True
         match command:
             case Submit():
                 engine.submit(command)
             case Abort(request_id):
                 engine.abort(request_id)
+                held_until = 0.0
+            case Hold(seconds):
+                held_until = monotonic() + seconds
             case Ask(number, question):
                 post([Answered(number, _answer(engine, question))])
             case Shutdown():

@@ -17,6 +17,7 @@ from .message import MessageEvent, MessageWidget
 from .talk import Setup, Talk
 
 _BUSY = "An answer is still coming; Esc stops it."
+_MOMENT = 0.1  # seconds, in which a suspected Esc is sure, and told to the engine by a busy screen
 
 
 class Desk(Horizontal):
@@ -78,6 +79,12 @@ class Desk(Horizontal):
     async def drain(self) -> None:
         for talk in self.talks:
             await talk.drain()
+
+    def hold(self) -> None:
+        """Have what answers wait for a moment: it may be told to stop. From any thread."""
+        if self.answering:
+            for host in self.hosts:
+                host.client.hold(_MOMENT)
 
     async def stop(self) -> None:
         for talk in self.talks:

@@ -79,7 +79,7 @@ def chat(
             say_note(note)
         code = talk(config, sampling, system, thinking, resume, keep=not piped, adapter=adapter)
         click.get_current_context().exit(code)
-    from ferrum_tui.escape import notice_escape
+    from ferrum_tui.escape import notice_escape, when_suspected
 
     notes += prepare_chat(config, named=named)
     notice_escape()
@@ -99,6 +99,7 @@ def chat(
         conversation=conversation,
         notes=notes,
     )
+    when_suspected(app.desk.hold)
     app.run()
     click.get_current_context().exit(app.return_code or 0)
 

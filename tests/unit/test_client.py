@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -66,6 +67,38 @@ def test_abort_ends_with_reason_abort_and_frees_blocks(make: Make) -> None:
     assert isinstance(end, Finished)
     assert end.finish_reason == "abort"
     wait_until_idle(client)
+
+
+def _computed(client: EngineClient) -> dict[str, int]:
+    return {request.request_id: request.computed_tokens for request in client.view(WAIT).requests}
+
+
+def test_held_engine_takes_no_step_until_an_abort(make: Make) -> None:
+    client = make(LONG_CONTEXT)
+    client.start(WAIT)
+    stopped, other = client.submit("stop me", ENDLESS, "stopped"), client.submit("go on", ENDLESS, "other")
+    first_delta(other)
+    before = _computed(client)
+    until(lambda: _computed(client)["other"] > before["other"])  # as it does when it is not held
+    client.hold(600)
+    held = _computed(client)
+    time.sleep(0.1)
+    assert _computed(client) == held
+    stopped.abort()
+    until(lambda: _computed(client).get("other", 0) > held["other"])
+    assert [event.stats.finish_reason for event in stopped if isinstance(event, Finished)] == ["abort"]
+    assert _computed(client).keys() == {"other"}
+    other.close()
+
+
+def test_a_hold_ends_by_itself(make: Make) -> None:
+    client = make(FAKE)
+    client.start(WAIT)
+    client.hold(0.05)
+    assert text_of(client.submit("hello", SHORT))
+    client.hold(0.05)  # without work, then with it
+    time.sleep(0.1)
+    assert text_of(client.submit("hello", SHORT))
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "break"])

@@ -80,7 +80,7 @@ class ModelPicker(ModalScreen[str | None]):
         self.query_one(OptionList).focus()
         self._read()
 
-    def on_prune(self) -> None:
+    def _on_prune(self) -> None:
         self.workers.cancel_node(self)  # Textual does so when the widgets they write to are gone already
 
     def on_unmount(self) -> None:
