@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Keys start … end - 1 of those that a segment attends to lie in consecutive slots."""
+    """Keys start … end - 1 of those that a segment attends to, as they are read, lie in consecutive slots."""
 
     slots: slice
     start: int
@@ -147,11 +147,18 @@ class Step:
         )
 
     def key_runs(self, segment: Segment, group: int, window: int | None) -> list[Run]:
-        """Where the keys that a segment attends to lie, in their order; none if that is in many places."""
+        """Where the keys that a segment attends to lie; none if that is in many places.
+
+        Keys that all of its rows see come in the order of their slots: a pool that was used up once hands out
+        runs of blocks from its end to its start, which are one run that way.
+        """
         first = segment.first_key(window)
         where, length = self.key_slots(segment, group, first), segment.context_len - first
         if isinstance(where, slice):
             return [Run(where, 0, length)]
+        if segment.num_rows == 1 or window is None:
+            where = where.copy()
+            where[: length - segment.num_rows + 1].sort()
         edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
         if len(edges) * LONG_RUN > length:
             return []

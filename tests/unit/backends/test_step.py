@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from ferrum_mlx.backends import step as step_module
 from ferrum_mlx.backends.step import Step, visible
 from ferrum_mlx.batch import UnifiedBatch, UnifiedItem
 from ferrum_mlx.capacity import KvSlotRequest
@@ -68,3 +70,29 @@ def test_visible_is_causal_and_windowed() -> None:
     assert visible(last, 0, None).astype(int).tolist() == [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]
     assert last.first_key(3) == 2
     assert visible(last, 2, 3).astype(int).tolist() == [[1, 1, 1, 0], [0, 1, 1, 1]]
+
+
+def test_keys_that_lie_backwards_are_read_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "LONG_RUN", 1)
+    kv = KVManager([KVGroup((0,), None, 4)], [11], block_size=4, max_step_tokens=8)
+    before = kv.create()
+    kv.reserve([KvSlotRequest(before, 40)])
+    kv.release(before)
+    cache = kv.create()
+    for target in range(8, 41, 8):
+        kv.reserve([KvSlotRequest(cache, target)])
+    table = kv.block_table(cache, 0)
+    assert table != sorted(table)  # as a pool that was used up hands them out
+    for rows, window in ((1, None), (1, 17), (3, None), (3, 17)):
+        item = UnifiedItem(cache_id=cache, q_tokens=(1,) * rows, pos_offset=38 - rows, verify=rows > 1)
+        step = Step(UnifiedBatch((item,)), kv)
+        segment = step.segments[0]
+        first = segment.first_key(window)
+        slots = [table[p // 4] * 4 + p % 4 for p in range(first, 38)]
+        runs = step.key_runs(segment, 0, window)
+        assert [run.start for run in runs] + [len(slots)] == [0, *(run.end for run in runs)]
+        read = [slot for run in runs for slot in range(run.slots.start, run.slots.stop)]
+        own = rows - 1  # of these each row sees others
+        seen_by_all = len(slots) - own if rows == 1 or window is None else 0
+        assert read[:seen_by_all] == sorted(slots[:seen_by_all])
+        assert read[seen_by_all:] == slots[seen_by_all:]
