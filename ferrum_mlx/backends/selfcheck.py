@@ -22,6 +22,7 @@ from ferrum_mlx.batch import ItemResult, LogitsPolicy, UnifiedItem
 from ferrum_mlx.capacity import Admitted, KvSlotRequest
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.executor import ModelExecutor
+from ferrum_mlx.kv.precision import is_quantized
 from ferrum_mlx.model_info import ModelInfo
 
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2], [2, 7, 1])
@@ -48,7 +49,7 @@ def check_all(executor: PagedExecutor, storages: Sequence[Any]) -> None:
             the executor keeps fewer bits.
     """
     adapters = ["", *executor.adapter_names]
-    if executor.info.kv_dtype:
+    if is_quantized(executor.info.kv_dtype):
         with _whole_kv(executor, storages):
             for adapter in adapters:
                 check(executor, adapter, exact_kv=True)

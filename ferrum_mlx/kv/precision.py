@@ -8,12 +8,18 @@ not matter with whom, in which chunk, or how often a token is computed.
 from __future__ import annotations
 
 GROUP = 32  # the smallest that MLX packs; bench/NOTES.md has what larger ones cost
-LIKELIHOOD_BOUNDS = {"int8": 0.01, "int4": 0.05}  # share by which the NLL of a text may part from the model's
+# Share by which the NLL of a text may part from the model's.
+LIKELIHOOD_BOUNDS = {"float16": 0.002, "int8": 0.01, "int4": 0.05}
 
 
 def name_of(bits: int | None) -> str:
     """As a dtype; "" where K and V have the model's own."""
     return f"int{bits}" if bits else ""
+
+
+def is_quantized(kv_dtype: str) -> bool:
+    """Of ModelInfo.kv_dtype: codes are kept, not the numbers in fewer bits."""
+    return kv_dtype.startswith("int")
 
 
 def groups_of(head_dim: int) -> int:

@@ -45,8 +45,13 @@ class Device:
             return {"fast_paths": f"{kernel}, {steps}", "fast_paths_off": "none"}
         if self.place.type == "cuda":
             return {"fast_paths": steps, "fast_paths_off": f"{kernel} (the package triton is not installed)"}
-        on = "packed weights and replayed decode steps, with --numerics fast" if self.host else "none"
-        return {"fast_paths": on, "fast_paths_off": f"{kernel}, {steps} (both need CUDA)"}
+        if not self.host:
+            return {"fast_paths": "none", "fast_paths_off": f"{kernel}, {steps} (both need CUDA)"}
+        on, kernel = "packed weights and replayed decode steps", "a compiled kernel for paged attention"
+        if find_spec("numba"):
+            return {"fast_paths": f"{on}, {kernel}, with --numerics fast", "fast_paths_off": "none"}
+        missing = f"{kernel} (numba is not installed: pip install 'ferrum-mlx[cpu]')"
+        return {"fast_paths": f"{on}, with --numerics fast", "fast_paths_off": missing}
 
 
 # Prompt tokens of a step in which anything decodes: see the MLX backend's table, whose reasoning is the

@@ -22,9 +22,9 @@ from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.capture import Capture, CUDACapture
 from ferrum_mlx.backends.torch.exact import ExactStorage
 from ferrum_mlx.backends.torch.graphs import DecodeBuffers, DecodeGraphs
-from ferrum_mlx.backends.torch.layers import group_layers, inspect_layers, rope_ceiling
+from ferrum_mlx.backends.torch.layers import LayerKV, group_layers, inspect_layers, rope_ceiling
 from ferrum_mlx.backends.torch.packed import PackedModel
-from ferrum_mlx.backends.torch.paged_check import switch_on, triton_kernel
+from ferrum_mlx.backends.torch.paged_check import cpu_kernel, switch_on, triton_kernel
 from ferrum_mlx.backends.torch.pending import Sampled, choose, token_ids
 from ferrum_mlx.backends.torch.quantized import check_bits
 from ferrum_mlx.backends.torch.tables import PagedAttention, TableStorage
@@ -60,7 +60,7 @@ class TorchExecutor(PagedExecutor):
             vocab_size=inspection.vocab_size,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            kv_dtype=name_of(config.kv_bits),
+            kv_dtype=name_of(config.kv_bits) or _kept_as(inspection.layers),
         )
         self._device = model.device
         self._exact = config.numerics == "exact" and model.device.type == "cpu"
@@ -114,6 +114,8 @@ class TorchExecutor(PagedExecutor):
                 self._verify_rows
             )  # before the check, which then sees replayed steps
         selfcheck.check_all(self, self._packed.storages)
+        if self._device.type == "cpu" and not self._exact:
+            self._attend_through(cpu_kernel)
         if self._device.type == "cuda":
             self.speed_up(lambda: triton_kernel(self._device), CUDACapture())
         if self._exact and not selfcheck.is_bitwise(self):
@@ -134,9 +136,7 @@ class TorchExecutor(PagedExecutor):
         """
         if compiled:
             self._packed.compile()
-        check = partial(selfcheck.check_all, self, self._packed.storages)
-        if reason := switch_on(self._packed.storages, make_kernel, check):
-            self._packed.off.append(f"paged kernel: {reason}")
+        self._attend_through(make_kernel)
         groups, block_size = len(self.kv.groups), self.kv.block_size
         width = -(-min(self.max_model_len, self.kv.max_tokens) // block_size)
         num_blocks = min(self.kv.num_blocks)
@@ -147,13 +147,19 @@ class TorchExecutor(PagedExecutor):
         if reason is None:
             self._graphs = graphs
             try:
-                check()  # its last step is one of two decode rows
+                selfcheck.check_all(self, self._packed.storages)  # its last step is one of two decode rows
             except FerrumError as error:
                 self._graphs, reason = None, f"through them, {error}"
         if reason is None and self.adapter_names:
             reason = "those with rows of an adapter run as they are"
         if reason:
             self._packed.off.append(f"captured decode steps: {reason}")
+
+    def _attend_through(self, make_kernel: Callable[[], PagedAttention]) -> None:
+        """If it proves right here; else why not is told."""
+        check = partial(selfcheck.check_all, self, self._packed.storages)
+        if reason := switch_on(self._packed.storages, make_kernel, check):
+            self._packed.off.append(f"paged kernel: {reason}")
 
     def slow_down(self, *, kernel: bool) -> None:
         """Give up captured steps, and with `kernel` the kernel too: to see what each is worth."""
@@ -231,6 +237,11 @@ class TorchExecutor(PagedExecutor):
         pending = choose(step, devices.to_sample(logits))
         self._latest = pending.for_the_next
         return pending
+
+
+def _kept_as(layers: Sequence[LayerKV]) -> str:
+    """Of ModelInfo.kv_dtype."""
+    return devices.dtype_name(layers[0].kept) if layers[0].kept else ""
 
 
 def _context(model: PreTrainedModel, info: ModelInfo, config: EngineConfig) -> tuple[int, list[str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ _HARMLESS = {"position_ids", "cache_position"}  # tensors that an attention func
 class LayerKV:
     """K and V of one attention call, as the model itself hands them over.
 
-    `bits` a number are kept of them, None is all.
+    They are kept in `kept`, None is `dtype`; or `bits` of a number are, None is all.
     """
 
     window: int | None
@@ -45,11 +46,13 @@ class LayerKV:
     value_shape: Shape
     dtype: torch.dtype
     bits: int | None = None
+    kept: torch.dtype | None = None
 
     @property
     def bytes_per_token(self) -> int:
         shapes = self.key_shape, self.value_shape
-        return sum(heads * head_bytes(dim, self.bits, self.dtype.itemsize) for heads, dim in shapes)
+        itemsize = (self.kept or self.dtype).itemsize
+        return sum(heads * head_bytes(dim, self.bits, itemsize) for heads, dim in shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,14 @@ def inspect_layers(
     finally:
         model.set_attn_implementation(own)
         _recorder.reset(token)
-    return Inspection(tuple(recorder.layers), logits.shape[-1])
+    kept = None if kv_bits else _kept(model)
+    return Inspection(tuple(replace(layer, kept=kept) for layer in recorder.layers), logits.shape[-1])
+
+
+def _kept(model: PreTrainedModel) -> torch.dtype | None:
+    """float16 where K and V are made of products in bfloat16, which is coarser, and a kernel can read it:
+    on a CPU attention takes as long as reading them."""
+    return torch.float16 if has_packed(model) and find_spec("numba") else None
 
 
 @torch.inference_mode()

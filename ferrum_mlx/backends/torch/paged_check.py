@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrum_mlx.backends.torch.pools import PagedStorage
+from ferrum_mlx.backends.torch.pools import PagedStorage, new_pool
 from ferrum_mlx.backends.torch.tables import MAX_ROWS, PagedAttention, RowTables, TableStorage, attend
 from ferrum_mlx.errors import FerrumError, one_line
 
@@ -14,6 +14,19 @@ from ferrum_mlx.errors import FerrumError, one_line
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 BLOCK_SIZE = 16
 CONTEXTS = (1, BLOCK_SIZE, 5 * BLOCK_SIZE + 3, 1100, 0)  # one token, a full block, several splits, padding
+
+
+def cpu_kernel() -> PagedAttention:
+    """What numba compiles.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    import numba  # noqa: F401 before llvmlite, whose name says nothing
+
+    from ferrum_mlx.backends.torch.cpu_attention import CPUAttention, team
+
+    return CPUAttention(team(torch.get_num_threads()))
 
 
 def triton_kernel(device: torch.device) -> PagedAttention:
@@ -44,7 +57,8 @@ def switch_on(
             if reason := difference(kernel, storage):
                 return reason
     except ModuleNotFoundError as error:
-        return f"{error.name} is not installed"
+        next_step = ": pip install 'ferrum-mlx[cpu]'" if error.name == "numba" else ""
+        return f"{error.name} is not installed{next_step}"
     except Exception as error:  # a compiler, a driver or a device that cannot
         return f"it does not run on this device: {one_line(error)}"
     for storage in tables:
@@ -76,17 +90,17 @@ def difference(
         tables, num_slots = _tables(contexts, most, storage.keys.device)
         rng = torch.Generator(storage.keys.device).manual_seed(0)
         keys, values = (
-            pool.new_empty(num_slots, *pool.shape[1:]).normal_(generator=rng)
+            new_pool(num_slots, tuple(pool.shape[1:]), pool.dtype, pool.device).normal_(generator=rng)
             for pool in (storage.keys, storage.values)
         )
         rows = int(tables.counts.sum())
-        queries = keys.new_empty(rows, heads, keys.shape[2]).normal_(generator=rng)
+        queries = keys.new_empty(rows, heads, keys.shape[2], dtype=storage.dtype).normal_(generator=rng)
         got = queries.new_empty(rows, heads, values.shape[2])
         want = torch.empty_like(got, dtype=torch.float32)
         kernel(queries, keys, values, tables, got, how)
         attend(queries.float(), keys.float(), values.float(), tables, want, how)
         apart = float((got - want).abs().max())
-        if not apart <= TOLERANCE[keys.dtype]:  # also refuses NaN
+        if not apart <= TOLERANCE[storage.dtype]:  # also refuses NaN
             return f"{most} rows a sequence of {keys.dtype} are off by {apart:.3g} on this device"
     return None
 

@@ -65,14 +65,17 @@ class PoolStorage:
     """Flat pools `[slots, kv_heads, head_dim]`, K and V apart; consecutive slots are read as a view.
 
     Where they keep fewer bits, rows attend to what is left, those of the step that writes it included.
+
+    Attributes:
+        dtype: of the model's queries, keys and values.
     """
 
     def __init__(self, group: int, num_slots: int, layer: LayerKV, device: torch.device) -> None:
-        self._group, self._window = group, layer.window
+        self._group, self._window, self.dtype = group, layer.window, layer.dtype
         self.keys: Any  # a tensor, or what reads and writes like one
         self.values: Any
         self.keys, self.values = (
-            _pool(num_slots, shape, layer.dtype, device)
+            new_pool(num_slots, shape, layer.kept or layer.dtype, device)
             if layer.bits is None
             else QuantizedPool((num_slots, *shape), layer.dtype, device)
             for shape in (layer.key_shape, layer.value_shape)
@@ -89,7 +92,7 @@ class PoolStorage:
             if isinstance(where, slice) or pool.device.type == "mps":  # torch 2.6 has no index_copy_ there
                 pool[where] = new
             else:
-                pool.index_copy_(0, where, new)
+                pool.index_copy_(0, where, new.to(pool.dtype))
 
     def attend(
         self,
@@ -127,7 +130,8 @@ class PoolStorage:
         return result if many == 1 else result.flatten(0, 1).unsqueeze(0)
 
     def _keys_and_values(self, where: Place) -> KeysAndValues:
-        keys, values = (taken(pool, where).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values))
+        parts = (taken(pool, where).to(self.dtype) for pool in (self.keys, self.values))
+        keys, values = (part.transpose(0, 1).unsqueeze(0) for part in parts)
         return keys, values
 
     def _reads(self, step: Step) -> list[Read]:
@@ -172,12 +176,12 @@ class PoolStorage:
 
     def _mask(self, seen: np.ndarray) -> torch.Tensor:
         """[sequences, rows, length] bool → what is added to scores."""
-        added = torch.zeros(seen.shape, dtype=self.keys.dtype)
+        added = torch.zeros(seen.shape, dtype=self.dtype)
         added.masked_fill_(torch.from_numpy(~seen), -torch.inf)
         return send(added[:, None], self.keys.device)
 
 
-def _pool(num_slots: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def new_pool(num_slots: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """On a CPU a head's slots follow one another: the products of attention go over one head at a time."""
     heads, head_dim = shape
     if device.type == "cpu":

@@ -5,9 +5,9 @@ Nothing of it needs a length on the host, so that it can be captured once and re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class RowTables:
         contexts: [S], keys its last row sees, its own included; 0 is a padding row that sees none.
         firsts: [S], where its block table begins in `blocks`.
         width: most blocks that a table can have.
+        made: what a kernel has made of the tables, for other layers.
     """
 
     starts: torch.Tensor
@@ -40,6 +41,7 @@ class RowTables:
     max_rows: int
     width: int
     block_size: int
+    made: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,232 @@
+"""Paged attention of decode and verify rows on a CPU, compiled by numba: K and V are read where they lie.
+
+A task takes the rows of one sequence, with all query heads of one kv head, and one piece of the keys; the
+pieces of a row are put together afterwards. Pieces and tiles begin at fixed positions, so that a row's
+sums, and their rounding, follow from its own keys, whatever is computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, int32, njit, types, uint16
+from numba.extending import intrinsic, overload
+
+PIECE = 512  # keys of a task
+_TILE = 128  # keys whose scores are kept at once; PIECE is a multiple
+_LEAST = np.float32(-3e38)
+_OPTIONS: dict[str, Any] = {
+    "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # but not "there is no NaN, no infinity"
+    "error_model": "numpy",
+    "nogil": True,
+    "cache": True,
+}
+
+
+@intrinsic
+def _half(typing: Any, bits: Any) -> Any:
+    """The float32 of a float16's bits: one instruction, where numba has no such type."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return float32(uint16), generate
+
+
+@intrinsic
+def _of_bits(typing: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return float32(int32), generate
+
+
+def _number(kept: Any) -> Any:
+    """float32 of what a pool keeps, in compiled code."""
+    raise NotImplementedError
+
+
+@overload(_number, inline="always", strict=False)
+def _compiled_number(kept: Any) -> Any:
+    if kept == types.uint16:
+        return lambda kept: _half(kept)
+    return lambda kept: kept
+
+
+@njit(inline="always", **_OPTIONS)
+def _exp(x: Any) -> Any:
+    """Of x <= 0, by Cephes' polynomial: libm's own would take most of the time. NaN stays NaN."""
+    low = np.float32(-87.0)
+    x = low if x < low else x
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    return p * _of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@njit(**_OPTIONS)
+def _cap(scores: Any, seen: int, softcap: Any) -> None:
+    """softcap · tanh(score / softcap), in place."""
+    for i in range(scores.shape[0]):
+        for g in range(scores.shape[1]):
+            for t in range(seen):
+                score = scores[i, g, t]
+                e = _exp(np.float32(-2) * abs(score) / softcap)
+                scores[i, g, t] = np.copysign(softcap * (np.float32(1) - e) / (np.float32(1) + e), score)
+
+
+@njit(inline="always", **_OPTIONS)
+def _weigh(scores: Any, first: int, last: int, stats: Any, sums: Any) -> None:
+    """exp of a row's scores in their place, up to a factor by which what was summed before shrinks, too.
+
+    Args:
+        scores: those from first to last - 1 are of keys that the row sees.
+        stats: [2], the largest score so far, and the sum of weights.
+        sums: [value_dim], of weights times values so far.
+    """
+    top = stats[0]
+    for t in range(first, last):
+        top = scores[t] if scores[t] > top else top
+    if top > stats[0]:
+        shrink = _exp(stats[0] - top)
+        stats[0] = top
+        stats[1] *= shrink
+        for d in range(len(sums)):
+            sums[d] *= shrink
+    total = np.float32(0)
+    for t in range(first, last):
+        weight = _exp(scores[t] - top)
+        scores[t] = weight
+        total += weight
+    stats[1] += total
+
+
+@cache
+def attention(head_dim: int, value_dim: int, group: int) -> Callable[..., None]:
+    """The function that does some of a step's tasks, for so many query heads a kv head.
+
+    Its arguments:
+        sums, stats: [n · kv_heads, rows, group, value_dim or 2] float32, written for `merge`.
+        queries: [T, heads, head_dim] float32.
+        keys, values: [kv_heads, slots, head_dim or value_dim] float32, or float16 seen as uint16.
+        starts, counts, contexts, firsts, blocks, block_size: see tables.RowTables; int64.
+        tasks: [n, 2] int64, a sequence and the position that a piece of its keys begins at.
+        scale; window and softcap, 0 is none.
+        begin, end: which of the n · kv_heads to do, those of a task one behind the other.
+    """
+
+    @njit(**_OPTIONS)
+    def attend(
+        sums: Any,
+        stats: Any,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        starts: Any,
+        counts: Any,
+        contexts: Any,
+        firsts: Any,
+        blocks: Any,
+        block_size: int,
+        tasks: Any,
+        scale: Any,
+        window: int,
+        softcap: Any,
+        begin: int,
+        end: int,
+    ) -> None:
+        slots = np.empty(_TILE, np.int64)
+        for number in range(begin, end):
+            task, head = number // len(keys), number % len(keys)
+            sequence, piece = tasks[task]
+            count, context = counts[sequence], contexts[sequence]
+            scores = np.empty((count, group, _TILE), np.float32)
+            own = np.empty((count, group, head_dim), np.float32)
+            for i in range(count):
+                for g in range(group):
+                    for d in range(head_dim):
+                        own[i, g, d] = queries[starts[sequence] + i, head * group + g, d] * scale
+            summed = np.zeros((count, group, value_dim), np.float32)
+            stat = stats[number]
+            stat[..., 0], stat[..., 1] = _LEAST, 0
+            lowest = max(0, context - count + 1 - window) if window else 0
+            first_tile = max(piece, lowest // _TILE * _TILE)
+            for base in range(first_tile, min(piece + PIECE, context), _TILE):
+                seen = min(_TILE, context - base)
+                at, offset = firsts[sequence] + base // block_size, base % block_size
+                for t in range(seen):
+                    slots[t] = blocks[at] * block_size + offset
+                    offset += 1
+                    if offset == block_size:
+                        at, offset = at + 1, 0
+                for i in range(count):
+                    query, score = own[i], scores[i]
+                    for t in range(seen):
+                        key = keys[head, slots[t]]
+                        for g in range(group):
+                            product = np.float32(0)
+                            for d in range(head_dim):
+                                product += query[g, d] * _number(key[d])
+                            score[g, t] = product
+                if softcap > 0:
+                    _cap(scores, seen, softcap)
+                for i in range(count):
+                    position = context - count + i
+                    first = max(0, min(seen, position - window + 1 - base)) if window else 0
+                    last = max(0, min(seen, position + 1 - base))
+                    for g in range(group):
+                        _weigh(scores[i, g], first, last, stat[i, g], summed[i, g])
+                    weight, total = scores[i], summed[i]
+                    for t in range(first, last):
+                        value = values[head, slots[t]]
+                        for g in range(group):
+                            for d in range(value_dim):
+                                total[g, d] += weight[g, t] * _number(value[d])
+            sums[number, :count] = summed
+
+    return attend
+
+
+@njit(**_OPTIONS)
+def merge(sums: Any, stats: Any, starts: Any, counts: Any, ends: Any, sinks: Any, out: Any) -> None:
+    """The pieces of each row, weighed by their largest scores.
+
+    Args:
+        sums, stats: of the tasks, see `attention`.
+        starts, counts: [sequences] int64, the first row of each, and how many it has.
+        ends: [sequences] int64, where each one's tasks end; one without any gets zeros.
+        sinks: [heads], one more logit of each head; [0] without them.
+        out: [T, heads, value_dim] float32, of which the rows of the sequences are written.
+    """
+    for sequence in range(len(ends)):
+        begin, end = (ends[sequence - 1] if sequence else 0), ends[sequence]
+        group = sums.shape[2]
+        kv_heads = out.shape[1] // group
+        for head in range(out.shape[1]):
+            g = head % group
+            for i in range(counts[sequence]):
+                top = sinks[head] if len(sinks) else _LEAST
+                for task in range(begin, end):
+                    top = max(top, stats[task * kv_heads + head // group, i, g, 0])
+                total = _exp(sinks[head] - top) if len(sinks) else np.float32(0)
+                result = out[starts[sequence] + i, head]
+                result[:] = 0
+                for task in range(begin, end):
+                    number = task * kv_heads + head // group
+                    share = _exp(stats[number, i, g, 0] - top)
+                    total += share * stats[number, i, g, 1]
+                    for d in range(len(result)):
+                        result[d] += share * sums[number, i, g, d]
+                if begin < end:
+                    for d in range(len(result)):
+                        result[d] /= total
