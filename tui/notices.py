@@ -98,3 +98,10 @@ class Remark(Static):
 
     def __init__(self, text: str) -> None:
         super().__init__(Content(sanitize(text)), classes="remark")
+
+
+class Unanswered(Remark):
+    """Stands below a prompt at the end of a conversation, until something else does."""
+
+    def __init__(self) -> None:
+        super().__init__("This prompt has no answer yet: Ctrl+R answers it, another prompt goes beside it.")

@@ -80,6 +80,8 @@ class LinearTalk:
         say(f"session {number}{self.conversation.title!r}, {len(self.path)} messages; the last of them:")
         for message in self.path[-2:]:
             say(f"{'you' if message.role == 'user' else message.model or 'answer'}: {message.text}")
+        if self.path and self.path[-1].role == "user":
+            say("this prompt has no answer yet: /regen answers it, another one goes beside it")
 
     def ask(self, text: str, *, beside: Message | None = None) -> None:
         """Answer a prompt behind the last message, or in place of the prompt `beside`.
@@ -159,7 +161,7 @@ class LinearTalk:
         try:
             self._stream(answer, ChatOptions(thinking=self.thinking))
         finally:
-            if answer.ending not in ("stop", "length") and not answer.text and not answer.thinking:
+            if answer.came_to_nothing:
                 self.book.stand_at(back)
                 self.book.drop(answer)
                 if asked.id != back and not self._has_answers(asked):

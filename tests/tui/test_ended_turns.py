@@ -95,7 +95,62 @@ async def test_a_second_answer_is_there_after_quitting(
         await pilot.press("ctrl+q")
         await until(pilot, lambda: not chat.is_running)
         stage.release()
-    assert kept(path) == ["a", "ok", "b", "second answer"[:tokens]]
+    assert kept(path) == ["a", "ok", "b", "second answer"[:tokens]][: 4 if tokens else 3]
+
+
+async def killed_before_the_first_token(chat: ChatApp, stage: Any) -> None:
+    async with chat.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+        await ask(pilot, "a")
+        await send(pilot, stage, "b", 0)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: not chat.is_running)
+        stage.release()
+
+
+def latest(path: Path) -> ChatApp:
+    store = Store(path)
+    number = store.latest()
+    assert number is not None
+    return resumed(store, store.load(number))
+
+
+@pytest.mark.parametrize(("key", "asks", "branches"), [("ctrl+r", "b", 1), ("enter", "c", 2)])
+async def test_a_prompt_of_which_nothing_came_waits_for_an_answer_or_another_prompt(
+    chat: ChatApp, stage: Any, path: Path, key: str, asks: str, branches: int
+) -> None:
+    await killed_before_the_first_token(chat, stage)
+    again = latest(path)
+    async with again.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+        assert mounted(again) == kept(path) == ["a", "ok", "b"]
+        await until(pilot, lambda: "This prompt has no answer yet: Ctrl+R answers it" in screen(again))
+        again.prompt.put("c" if key == "enter" else "")
+        await pilot.press(key)
+        await until(pilot, lambda: mounted(again) == ["a", "ok", asks, "ok"] and not again.desk.answering)
+        assert stage.seen[-1] == f"\0a\0ok\0{asks}"
+        assert "no answer yet" not in screen(again)
+        conversation = again.desk.talk.book.conversation
+        assert len(conversation.siblings(again.desk.talk.path[2].id)) == branches
+    assert kept(path) == ["a", "ok", asks, "ok"]
+    assert "b" in [message.text for message in latest(path).desk.talk.book.conversation.messages.values()]
+
+
+@pytest.mark.parametrize("what", ["escape", "another model"])
+async def test_half_a_character_is_no_answer(chat: ChatApp, stage: Any, path: Path, what: str) -> None:
+    stage.answers["b"] = "é"
+    async with chat.run_test(size=SIZE) as pilot:
+        await ready(pilot)
+        await ask(pilot, "a")
+        await send(pilot, stage, "b", 1)
+        if what == "escape":
+            await pilot.press("escape")
+            stage.release()
+            await until(pilot, lambda: not chat.desk.answering)
+        else:
+            await another_model(pilot, stage)
+        assert prompt(pilot) == "b"
+        assert mounted(chat) == kept(path) == said(chat) == ["a", "ok"]
 
 
 async def test_another_model_keeps_what_has_come(chat: ChatApp, stage: Any, path: Path) -> None:
