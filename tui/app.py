@@ -177,8 +177,8 @@ class ChatApp(App[None]):
             host.restart()
             self.desk.show_status()
 
-    def new_host(self, config: EngineConfig) -> EngineHost:
-        return EngineHost(self, config, self._make_client)
+    def new_host(self, config: EngineConfig, before: EngineConfig | None = None) -> EngineHost:
+        return EngineHost(self, config, self._make_client, before)
 
     # Asking
 

@@ -52,7 +52,8 @@ async def end(app: ChatApp, *, stays: bool = True) -> None:
 
 async def replace_engine(app: ChatApp, config: EngineConfig) -> None:
     """Go on with another engine; the one before it ends first, there may be no room for two."""
-    before, app.host = app.host, app.new_host(config)
+    before = app.host
+    app.host = app.new_host(config, before=before.config if before.state == "ready" else before.before)
     app.desk.talk.host = app.host
     app.feed.attach(app.host.client)
     app.show_setup()

@@ -282,7 +282,7 @@ class Talk(Vertical):
             if not self.book.conversation.has_below(turn.asked.id):
                 self.post_message(self.Returned(turn.asked.text))
             await self._show_to(self.leaf)
-        await self.transcript.add(Failure(error))
+        await self.transcript.add(Failure(error, self.host.way_back))
         self.show_status()
 
     def _stand_at(self, leaf: int | None, *messages: Message) -> None:
@@ -319,7 +319,7 @@ class Talk(Vertical):
             if error is not self._told:
                 await self.transcript.add(Failure(error))
         elif self.turn is None:
-            await self.transcript.add(Failure(error))
+            await self.transcript.add(Failure(error, self.host.way_back))
         else:
             turn, self.turn = self.turn, None
             await self._fail(turn, error)
