@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import find_card
+from ferrum_mlx.chat.other_model import for_model
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.errors import FerrumError, ModelNotFoundError, UsageError
 from ferrum_mlx.fit import backend_here
@@ -94,13 +95,12 @@ async def use_model(app: ChatApp, model: str) -> None:
     await app.end_comparison()
     await app.desk.talk.abandon()
     config, before = app.host.config, app.host.before
-    if before is not None and model == name_of(before):
-        config = before
-    else:
-        if config.adapters:
-            app.tell("The adapters are those of the model before, and stay behind.")
-        config = replace(config, model=model, adapters=())
+    config, behind = (
+        (before, []) if before is not None and model == name_of(before) else for_model(config, model)
+    )
     app.desk.talk.setup = replace(app.desk.talk.setup, adapter="")
+    for line in behind:
+        await app.desk.talk.note(line)
     await replace_engine(app, replace(config, memory_share=1.0))
 
 

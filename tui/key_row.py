@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.cells import cell_len
 from textual.app import ComposeResult
+from textual.content import Content
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
 
@@ -41,4 +41,4 @@ class KeyRow(Footer):
 
 
 def _width(key: FooterKey) -> int:
-    return cell_len(key.key_display) + cell_len(key.description) + _BLANKS
+    return Content(key.key_display + key.description).cell_length + _BLANKS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +12,7 @@ from ferrum_mlx.catalog import default_card
 from ferrum_mlx.chat.attachments import attach
 from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Conversation, Ending, Message
+from ferrum_mlx.chat.other_model import for_model
 from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.cli.narrate import Thoughts, introduce, say, summarize
 from ferrum_mlx.client import EngineClient
@@ -131,7 +131,7 @@ class LinearTalk:
         from ferrum_mlx import hub
 
         old = self.client
-        config = replace(old.config, model=model, adapters=())
+        config, behind = for_model(old.config, model)
         self.sampling.params(model)
         if config.backend != "fake":
             hub.resolve(model, offline=config.offline, progress=True, backend=config.backend)
@@ -139,8 +139,8 @@ class LinearTalk:
         self.client = EngineClient.in_process(config, on_loading=say, on_note=old.on_note)
         try:
             introduce(self.client.start())
-            if old.config.adapters:
-                say("the adapters are those of the model before, and stay behind")
+            for line in behind:
+                say(line)
             self.adapter = ""
         except FerrumError:
             self.client.close()
