@@ -101,6 +101,7 @@ class Turn:
     def _add(self, new: Drained) -> None:
         if new.thinking:
             self._thought = self._thought or self._latest
+        if self._thought and not self.answer.text:
             self.answer.thought_s = self._latest - self._thought
         self.answer.text += new.text
         self.answer.thinking += new.thinking

@@ -24,7 +24,8 @@ class Message:
         parent: id of the message before it; None of a first one.
         created: seconds since the epoch.
         thinking: what a reasoning model said to itself; it does not go back to the model.
-        thought_s: seconds that took.
+        thought_s: seconds that took, from when the first of it was shown until the answer began; 0 is not
+            known.
         model: who answered; "" of a prompt.
         label: what tells the answer from its siblings, such as the settings of a comparison.
         attached: names of the files that a prompt quotes; their text is part of `sent`.

@@ -200,6 +200,8 @@ class LinearTalk:
                 case Delta(_, text, _, thinking):
                     answer.thinking += thinking
                     thoughts.show(thinking)
+                    if not answer.text:
+                        answer.thought_s = thoughts.seconds()
                     if text:
                         thoughts.end()
                         answer.text += text  # as it came, for the model; safe wherever it is shown
