@@ -260,6 +260,15 @@ class FakeHub:
             handler.close_connection = True
 
 
+def tiny_safetensors(nbytes: int) -> bytes:
+    """A sound file of that length with one tensor."""
+    size = nbytes - 8 - 120
+    header = f'{{"w": {{"dtype": "U8", "shape": [{size}], "data_offsets": [0, {size}]}}}}'.ljust(120)
+    return (
+        len(header).to_bytes(8, "little") + header.encode() + (bytes(range(256)) * (size // 256 + 1))[:size]
+    )
+
+
 @pytest.fixture
 def fake_hub(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub on this machine with one tiny model; huggingface_hub, here and in child processes, uses it."""
@@ -269,7 +278,7 @@ def fake_hub(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
         {
             "config.json": b'{"model_type": "llama"}',
             "tokenizer.json": b"{}",
-            "model.safetensors": bytes(range(256)) * 400,
+            "model.safetensors": tiny_safetensors(102_400),
             "README.md": b"not wanted",
             "evil.py": b"raise SystemExit",
             "onnx/model.safetensors": b"not wanted either",

@@ -16,6 +16,7 @@ from .status import duration
 from .streamed import StreamedMarkdown
 
 _THOUGHT_SHOWN = 60  # characters of the line that shows thinking as it comes
+_MEASURED = 0.001  # seconds; less is thinking and answer in one part
 _LIVE = 2000  # characters shown of it, where it is unfolded
 _ENDINGS = {
     "abort": "■ stopped",
@@ -49,11 +50,10 @@ class Thought(Static):
         return "…\n" + sanitize(text[-_LIVE:]).partition("\n")[2].strip()
 
     def _summary(self) -> str:
-        count = len(sanitize(self._answer.thinking))
-        return (
-            f"{'▾' if self._open else '▸'} thought for {duration(self._answer.thought_s)} "
-            f"({count:,} character{'s' * (count != 1)})"
-        )
+        """With its time: how many of the tokens it took is not known, as one may hold the end of it."""
+        seconds = self._answer.thought_s
+        took = f" for {duration(seconds)}" if seconds >= _MEASURED else ""
+        return f"{'▾' if self._open else '▸'} thought{took}"
 
     def end(self) -> None:
         if not self._over and self._answer.thinking:

@@ -13,7 +13,7 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Input, TextArea
+from textual.widgets import Input, TextArea
 
 from ferrum_mlx.chat import commands
 from ferrum_mlx.chat.attachments import attach
@@ -37,6 +37,7 @@ from .engine.screen import EngineScreen
 from .engine.strip import EngineStrip
 from .host import EngineGone, EngineHost, EngineLoading, EngineNote, EngineReady, MakeClient
 from .keeping import Keeping
+from .key_row import KeyRow
 from .message import MessageWidget
 from .prompt import Prompt
 from .screens.help import HelpScreen
@@ -111,7 +112,7 @@ class ChatApp(App[None]):
         yield EngineStrip(self.feed)
         yield self.completions
         yield self.prompt
-        yield Footer()
+        yield KeyRow()
 
     def on_mount(self) -> None:
         self._notes += choose_theme(self, self.settings.theme)
@@ -177,8 +178,8 @@ class ChatApp(App[None]):
             host.restart()
             self.desk.show_status()
 
-    def new_host(self, config: EngineConfig) -> EngineHost:
-        return EngineHost(self, config, self._make_client)
+    def new_host(self, config: EngineConfig, before: EngineConfig | None = None) -> EngineHost:
+        return EngineHost(self, config, self._make_client, before)
 
     # Asking
 

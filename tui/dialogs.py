@@ -9,11 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ferrum_mlx import hub
-from ferrum_mlx.catalog import default_card, find_card
+from ferrum_mlx.catalog import find_card
+from ferrum_mlx.chat.other_model import for_model
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.errors import FerrumError, ModelNotFoundError, UsageError
 from ferrum_mlx.fit import backend_here
+from ferrum_mlx.loadable import check_loadable
 
+from .host import name_of
 from .screens import settings
 from .screens.listing import for_engine
 from .screens.models import ModelPicker
@@ -44,18 +47,21 @@ async def with_model(app: ChatApp, model: str, then: Callable[[str], Awaitable[N
     """Look for a model; what is not on this machine is fetched on the screen, and then used.
 
     Args:
-        then: takes the name of a model that is here. The user may have chosen another one meanwhile.
+        then: takes the name of a model that is here, and whose files are sound as far as their headers
+            tell. The user may have chosen another one meanwhile.
 
     Raises:
-        FerrumError: no such model, or none that may be fetched. Nothing has changed.
+        FerrumError: no such model, none that may be fetched, or none that can be loaded. Nothing has changed.
     """
     config = app.host.config
     app.desk.talk.setup.choice.params(model)
     if config.backend == "fake":
         await then(model)
         return
-    found = await asyncio.to_thread(hub.info, model, backend_here(config.backend))
+    backend = backend_here(config.backend)
+    found = await asyncio.to_thread(hub.info, model, backend)
     if found.path is not None:
+        await asyncio.to_thread(check_loadable, found.name, backend)
         await then(found.name)
     elif config.offline:
         raise ModelNotFoundError(
@@ -69,24 +75,33 @@ async def with_model(app: ChatApp, model: str, then: Callable[[str], Awaitable[N
 async def _pick(app: ChatApp, then: Callable[[str], Awaitable[None]], fetch: str = "") -> None:
     config = app.host.config
     fit, backend = for_engine(config)
-    current = config.model or default_card().alias
-    name = await app.push_screen_wait(ModelPicker(current, config.offline, fit, backend=backend, fetch=fetch))
+    name = await app.push_screen_wait(
+        ModelPicker(name_of(config), config.offline, fit, backend=backend, fetch=fetch)
+    )
     try:
         if name is not None:
+            if config.backend != "fake":
+                await asyncio.to_thread(check_loadable, name, backend_here(config.backend))
             await then(name)
     except FerrumError as error:
         app.tell(str(error), bad=True)
 
 
 async def use_model(app: ChatApp, model: str) -> None:
-    """Go on with another model, in an engine of its own; the one before it ends."""
+    """Go on with another model, in an engine of its own; the one before it ends.
+
+    Back from one that did not load, the engine is as it was.
+    """
     await app.end_comparison()
     await app.desk.talk.abandon()
-    config = app.host.config
-    if config.adapters:
-        app.tell("The adapters are those of the model before, and stay behind.")
+    config, before = app.host.config, app.host.before
+    config, behind = (
+        (before, []) if before is not None and model == name_of(before) else for_model(config, model)
+    )
     app.desk.talk.setup = replace(app.desk.talk.setup, adapter="")
-    await replace_engine(app, replace(config, model=model, adapters=(), memory_share=1.0))
+    for line in behind:
+        await app.desk.talk.note(line)
+    await replace_engine(app, replace(config, memory_share=1.0))
 
 
 async def pick_session(app: ChatApp, words: str = "") -> None:

@@ -63,16 +63,29 @@ class EngineHost:
         state: as the screen has been told; "failed" waits for the user.
         detail: what it is doing while it loads, in words.
         model: its name for people.
+        before: of the engine that this one is in place of, with another model; None once this one has run.
     """
 
-    def __init__(self, app: App[Any], config: EngineConfig, make_client: MakeClient) -> None:
+    def __init__(
+        self,
+        app: App[Any],
+        config: EngineConfig,
+        make_client: MakeClient,
+        before: EngineConfig | None = None,
+    ) -> None:
         self._app = app
         self.config = config
+        self.before = before
         self.state: State = "loading"
         self.detail = ""
-        self.model = Path(config.model).name or default_card().alias
+        self.model = Path(name_of(config)).name
         self.client = make_client(config, self._loading, self._died)
         self.client.on_note = self._noted
+
+    @property
+    def way_back(self) -> str:
+        """What in the chat leads from a model that does not load to the one before; "" where none was."""
+        return f"/model {name_of(self.before)} goes back" if self.before is not None else ""
 
     def start(self, after: EngineHost | None = None) -> None:
         """`after` loads first: each engine counts the memory that is free when it loads."""
@@ -89,7 +102,7 @@ class EngineHost:
 
     def came(self, ready: Ready) -> None:
         """Take the news that the engine accepts requests."""
-        self.state, self.detail = "ready", ""
+        self.state, self.detail, self.before = "ready", "", None
         self.model = Path(ready.info.model_id).name  # of a file or a repository, what tells it apart
 
     def _work(self, start: Callable[[], Ready]) -> None:
@@ -120,6 +133,11 @@ class EngineHost:
 
     def _died(self, error: FerrumError) -> None:
         self._app.post_message(EngineGone(self, error, started=True))
+
+
+def name_of(config: EngineConfig) -> str:
+    """What a command calls the model by."""
+    return config.model or default_card().alias
 
 
 def _check_is_here(config: EngineConfig) -> None:

@@ -83,13 +83,13 @@ def _offer(entry: listing.Entry) -> Content:
 
 
 class Failure(Static):
-    """An error, inline: the cause and the next step."""
+    """An error, inline: the cause and the next step; `way_back` is another one."""
 
-    def __init__(self, error: FerrumError) -> None:
+    def __init__(self, error: FerrumError, way_back: str = "") -> None:
         cause = ": ".join(part for part in (sanitize(error.what), sanitize(error.allowed)) if part)
         lines = [("✖ ", "bold $text-error"), (cause, "")]
-        if error.next_step:
-            lines.append((f"\n→ {sanitize(error.next_step)}", _DIM))
+        steps = filter(None, (error.next_step, way_back))
+        lines += [(f"\n→ {sanitize(step)}", _DIM) for step in steps]
         super().__init__(Content.assemble(*lines), classes="failure")
 
 
@@ -98,3 +98,10 @@ class Remark(Static):
 
     def __init__(self, text: str) -> None:
         super().__init__(Content(sanitize(text)), classes="remark")
+
+
+class Unanswered(Remark):
+    """Stands below a prompt at the end of a conversation, until something else does."""
+
+    def __init__(self) -> None:
+        super().__init__("This prompt has no answer yet: Ctrl+R answers it, another prompt goes beside it.")

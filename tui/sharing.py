@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ferrum_mlx.chat.other_model import for_model
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.fit import free_here, route_here
 from ferrum_mlx.plain import size
@@ -30,9 +31,12 @@ async def compare_models(app: ChatApp, other: str) -> None:
         said = (
             f"{app.host.model} keeps its KV pool, {_pool(app.host)}, no more than half of the memory for KV"
         )
-    host = app.new_host(replace(app.host.config, model=other, memory_share=_HALF, adapters=()))
+    config, behind = for_model(app.host.config, other)
+    host = app.new_host(replace(config, memory_share=_HALF))
     await app.desk.compare(host, replace(app.desk.talk.setup, adapter=""), app.host.model, host.model)
     await app.desk.talk.note(f"{said}; {host.model} gets the other half")
+    for line in behind:
+        await app.desk.talks[-1].note(line)
     host.start(after=app.host)
 
 
@@ -52,7 +56,8 @@ async def end(app: ChatApp, *, stays: bool = True) -> None:
 
 async def replace_engine(app: ChatApp, config: EngineConfig) -> None:
     """Go on with another engine; the one before it ends first, there may be no room for two."""
-    before, app.host = app.host, app.new_host(config)
+    before = app.host
+    app.host = app.new_host(config, before=before.config if before.state == "ready" else before.before)
     app.desk.talk.host = app.host
     app.feed.attach(app.host.client)
     app.show_setup()

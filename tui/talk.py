@@ -21,7 +21,7 @@ from ferrum_mlx.sanitize import sanitize
 from .answer import Answer
 from .host import EngineHost
 from .message import UserMessage
-from .notices import Failure, Remark
+from .notices import Failure, Remark, Unanswered
 from .status import Status, StatusLine
 from .transcript import Transcript
 from .turn import Turn
@@ -111,6 +111,8 @@ class Talk(Vertical):
         await self.abandon()
         self.book, self.leaf, self.editing = book, book.conversation.leaf, None
         await self.show()
+        if self.path and self.path[-1].role == "user":
+            await self.transcript.add(Unanswered())
 
     # Asking
 
@@ -225,7 +227,7 @@ class Talk(Vertical):
     async def stop(self) -> None:
         """Keep what has come; where nothing has, it is as if the prompt had not been sent."""
         turn = self.turn
-        if turn is not None and turn.tokens and turn.stream is not None:
+        if turn is not None and turn.came and turn.stream is not None:
             turn.stopping = True
             turn.stream.abort()
             self._show(turn.status())
@@ -238,7 +240,7 @@ class Talk(Vertical):
         if turn is None:
             return
         async with self._drawing:
-            if turn.tokens:
+            if turn.came:
                 await turn.widget.finish()
             else:
                 await self._take_back(turn)
@@ -249,7 +251,7 @@ class Talk(Vertical):
         turn, self.turn = self.turn, None
         if turn is not None and turn.stream is not None:
             turn.stream.close()
-        if turn is not None and turn.tokens:
+        if turn is not None and turn.came:
             if not turn.ended:
                 turn.answer.ending = "abort"
             self.book.keep(turn.answer)
@@ -269,7 +271,7 @@ class Talk(Vertical):
     async def _fail(self, turn: Turn, error: FerrumError) -> None:
         """Keep what has come; where nothing has, the prompt stays, unanswered, and is given back."""
         self._told = error
-        if turn.tokens:
+        if turn.came:
             self.book.keep(turn.answer)
             await turn.widget.finish()
         elif turn.asked is None:
@@ -280,7 +282,7 @@ class Talk(Vertical):
             if not self.book.conversation.has_below(turn.asked.id):
                 self.post_message(self.Returned(turn.asked.text))
             await self._show_to(self.leaf)
-        await self.transcript.add(Failure(error))
+        await self.transcript.add(Failure(error, self.host.way_back))
         self.show_status()
 
     def _stand_at(self, leaf: int | None, *messages: Message) -> None:
@@ -317,7 +319,7 @@ class Talk(Vertical):
             if error is not self._told:
                 await self.transcript.add(Failure(error))
         elif self.turn is None:
-            await self.transcript.add(Failure(error))
+            await self.transcript.add(Failure(error, self.host.way_back))
         else:
             turn, self.turn = self.turn, None
             await self._fail(turn, error)

@@ -15,7 +15,7 @@ from ferrum_mlx.config import EngineConfig
 
 from .answer import Answer
 from .message import MessageWidget, Place, UserMessage
-from .notices import Remark, Welcome
+from .notices import Remark, Unanswered, Welcome
 
 _MOUNTED = 20  # messages; each is several widgets, and a layout visits them all
 _SLACK = 4  # messages more than that before the first ones go
@@ -58,6 +58,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.query(Welcome).remove()
         await self.mount(widget)
         if isinstance(widget, MessageWidget):
+            await self.query(Unanswered).remove()
             self._path.append(widget.message)
             if self._lost_focus == len(self._path) - 1:
                 self.screen.set_focus(widget, scroll_visible=False)

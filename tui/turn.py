@@ -61,6 +61,11 @@ class Turn:
     def ended(self) -> bool:
         return self.end is not None or self.error is not None
 
+    @property
+    def came(self) -> bool:
+        """There is something to keep: a token may be a part of a tag or of a character only."""
+        return self.tokens > 0 and not self.answer.came_to_nothing
+
     def sent(self, stream: RequestStream) -> None:
         self.stream = stream
         self._sent = perf_counter()
@@ -96,6 +101,7 @@ class Turn:
     def _add(self, new: Drained) -> None:
         if new.thinking:
             self._thought = self._thought or self._latest
+        if self._thought and not self.answer.text:
             self.answer.thought_s = self._latest - self._thought
         self.answer.text += new.text
         self.answer.thinking += new.thinking

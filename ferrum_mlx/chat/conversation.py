@@ -24,7 +24,8 @@ class Message:
         parent: id of the message before it; None of a first one.
         created: seconds since the epoch.
         thinking: what a reasoning model said to itself; it does not go back to the model.
-        thought_s: seconds that took.
+        thought_s: seconds that took, from when the first of it was shown until the answer began; 0 is not
+            known.
         model: who answered; "" of a prompt.
         label: what tells the answer from its siblings, such as the settings of a comparison.
         attached: names of the files that a prompt quotes; their text is part of `sent`.
@@ -46,6 +47,12 @@ class Message:
     sent: str = ""
     usage: Usage | None = None
     timings: Timings | None = None
+
+    @property
+    def came_to_nothing(self) -> bool:
+        """An answer that was ended before its first word; one that the model itself left empty is whole."""
+        whole = self.role == "user" or self.ending in ("stop", "length")
+        return not (whole or self.text or self.thinking)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,12 +119,29 @@ class Conversation:
         assert not self.has_below(message_id)
         del self.messages[message_id]
 
+    def drop_what_came_to_nothing(self) -> None:
+        """Take out answers that nothing came of and nothing is below; their prompts stay, unanswered."""
+        for answer in [message for message in self.messages.values() if message.came_to_nothing]:
+            if answer.parent is None or self.has_below(answer.id):
+                continue
+            if self.leaf == answer.id:
+                self.leaf = answer.parent
+            self.remove(answer.id)
+
     def for_model(self, leaf: int | None) -> list[ChatMessage]:
-        """What a chat template is given for the path to `leaf`."""
+        """What a chat template is given for the path to `leaf`.
+
+        A prompt of which nothing came is left out with its answer: no two prompts stand in a row, and
+        no answer is empty that the model has not left so.
+        """
+        said: list[Message] = []
+        for message in self.path(leaf):
+            if not message.came_to_nothing:
+                said.append(message)
+            elif said and said[-1].role == "user":
+                said.pop()
         opening: list[ChatMessage] = [{"role": "system", "content": self.system}] if self.system else []
-        return opening + [
-            {"role": message.role, "content": message.sent or message.text} for message in self.path(leaf)
-        ]
+        return opening + [{"role": message.role, "content": message.sent or message.text} for message in said]
 
     def _below(self, parent: int | None) -> Iterator[Message]:
         return (message for message in self.messages.values() if message.parent == parent)

@@ -126,7 +126,7 @@ class Store:
             self._revisions.pop((conversation.id, message_id), None)
 
     def load(self, session: int) -> Conversation:
-        """The conversation of that id.
+        """The conversation of that id, without answers of which nothing came: who made them was killed.
 
         Raises:
             UsageError: there is none.
@@ -150,8 +150,10 @@ class Store:
         if leaf not in messages:
             leaf = max(messages, default=None)
         conversation = Conversation(id=session, title=title, system=system, messages=messages, leaf=leaf)
-        if leaf is not None:  # its writer may have been killed before it had the time to say where it went on
-            conversation.leaf = conversation.end_below(leaf)
+        conversation.drop_what_came_to_nothing()
+        # Its writer may have been killed before it had the time to say where it went on.
+        if conversation.leaf is not None:
+            conversation.leaf = conversation.end_below(conversation.leaf)
         return conversation
 
     def latest(self, beside: int | None = None) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +12,7 @@ from ferrum_mlx.catalog import default_card
 from ferrum_mlx.chat.attachments import attach
 from ferrum_mlx.chat.book import Book
 from ferrum_mlx.chat.conversation import Conversation, Ending, Message
+from ferrum_mlx.chat.other_model import for_model
 from ferrum_mlx.chat.sampling_choice import SamplingChoice
 from ferrum_mlx.cli.narrate import Thoughts, introduce, say, summarize
 from ferrum_mlx.client import EngineClient
@@ -80,6 +80,8 @@ class LinearTalk:
         say(f"session {number}{self.conversation.title!r}, {len(self.path)} messages; the last of them:")
         for message in self.path[-2:]:
             say(f"{'you' if message.role == 'user' else message.model or 'answer'}: {message.text}")
+        if self.path and self.path[-1].role == "user":
+            say("this prompt has no answer yet: /regen answers it, another one goes beside it")
 
     def ask(self, text: str, *, beside: Message | None = None) -> None:
         """Answer a prompt behind the last message, or in place of the prompt `beside`.
@@ -129,7 +131,7 @@ class LinearTalk:
         from ferrum_mlx import hub
 
         old = self.client
-        config = replace(old.config, model=model, adapters=())
+        config, behind = for_model(old.config, model)
         self.sampling.params(model)
         if config.backend != "fake":
             hub.resolve(model, offline=config.offline, progress=True, backend=config.backend)
@@ -137,8 +139,8 @@ class LinearTalk:
         self.client = EngineClient.in_process(config, on_loading=say, on_note=old.on_note)
         try:
             introduce(self.client.start())
-            if old.config.adapters:
-                say("the adapters are those of the model before, and stay behind")
+            for line in behind:
+                say(line)
             self.adapter = ""
         except FerrumError:
             self.client.close()
@@ -159,7 +161,7 @@ class LinearTalk:
         try:
             self._stream(answer, ChatOptions(thinking=self.thinking))
         finally:
-            if answer.ending not in ("stop", "length") and not answer.text and not answer.thinking:
+            if answer.came_to_nothing:
                 self.book.stand_at(back)
                 self.book.drop(answer)
                 if asked.id != back and not self._has_answers(asked):
@@ -198,6 +200,8 @@ class LinearTalk:
                 case Delta(_, text, _, thinking):
                     answer.thinking += thinking
                     thoughts.show(thinking)
+                    if not answer.text:
+                        answer.thought_s = thoughts.seconds()
                     if text:
                         thoughts.end()
                         answer.text += text  # as it came, for the model; safe wherever it is shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from time import perf_counter
 
 import click
 
@@ -27,11 +28,18 @@ class Thoughts:
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
         self._open = False
+        self._began = 0.0
 
     def show(self, thinking: str) -> None:
+        if thinking:
+            self._began = self._began or perf_counter()
         if thinking and self._wanted:
             self._open = True
             click.secho(sanitize(thinking), nl=False, err=True, dim=True)
+
+    def seconds(self) -> float:
+        """Since the first of it; 0 where there was none."""
+        return perf_counter() - self._began if self._began else 0.0
 
     def end(self) -> None:
         """Before anything else is printed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ferrum_mlx.chat.conversation import Conversation
 from ferrum_mlx.chat.store import Store
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -49,6 +50,19 @@ def test_a_terminal_keeps_and_resumes() -> None:
     assert sessions() == [(1, "first words", 4)]
     both, _ = typed("first words\nmore\n", "--temperature", "0")
     assert both == said + behind
+
+
+def test_a_prompt_of_which_nothing_came_is_answered_after_a_resume(ferrum: Run) -> None:
+    conversation = Conversation()
+    conversation.leaf = conversation.add("user", "hi", parent=None).id
+    conversation.leaf = conversation.add("assistant", parent=conversation.leaf).id
+    with closing(Store()) as store:
+        store.keep(conversation)
+    done = ferrum(*FAKE, "--resume", "1", stdin="/regen\n")
+    assert "this prompt has no answer yet: /regen answers it" in done.stderr
+    with closing(Store()) as store:
+        kept = store.load(1)
+    assert [message.text for message in kept.messages.values()] == ["hi", done.stdout.removesuffix("\n")]
 
 
 def test_resume_on_a_pipe_by_number(ferrum: Run, refused: Refused) -> None:

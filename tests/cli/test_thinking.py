@@ -8,8 +8,11 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
+
+from ferrum_mlx.chat.store import Store
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -58,6 +61,14 @@ def test_chat_keeps_thinking_out_of_the_history(ferrum: Run) -> None:
     assert done.stdout.splitlines()[0] == ""
     prompt = len(THINKS) + len("two") + 3  # a begin-of-turn each, and an answer without text
     assert f"prompt {prompt} tokens" in done.stderr
+
+
+def test_chat_keeps_how_long_it_thought(ferrum: Run) -> None:
+    ferrum("chat", "--backend", "fake", "--max-tokens", "12", "--resume", stdin=f"{THINKS}\nplain\n")
+    with closing(Store()) as store:
+        answers = [each for each in store.load(1).messages.values() if each.role == "assistant"]
+    assert [bool(answer.thinking) for answer in answers] == [True, False]
+    assert [0 < answer.thought_s < 60 for answer in answers] == [True, False]
 
 
 @pytest.mark.parametrize("flag", ["--thinking", "--no-thinking"])

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from ferrum_mlx import hub
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.errors import EngineDiedError
+from ferrum_mlx.errors import EngineDiedError, ModelFileError
 from ferrum_mlx.messages import Died
 from ferrum_tui.app import ChatApp
 from ferrum_tui.notices import Failure
 from ferrum_tui.screens.models import ModelPicker
 
+from ..conftest import tiny_safetensors
 from .conversing import ask
 from .driver import GREEDY, answers, prompt, ready, screen, state, until
 from .screen_host import note
@@ -34,6 +36,16 @@ def own_model(folder: Path) -> str:
     path = folder / "own.gguf"
     path.write_bytes(b"GGUF")
     return str(path)
+
+
+def folder_of(parent: Path, name: str, config: str = '{"model_type": "llama"}') -> str:
+    """A sound folder, as far as can be seen without loading it; or one with another config."""
+    folder = parent / name
+    folder.mkdir()
+    (folder / "config.json").write_text(config)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(tiny_safetensors(10_000))
+    return str(folder)
 
 
 def new_chat(model: str, **config: Any) -> ChatApp:
@@ -73,6 +85,66 @@ async def test_a_model_that_cannot_be_leaves_the_working_one_alone(
         await ask(pilot, "b")
         assert answers(pilot) == ["ok", "ok"]
     assert stage.seen == ["\0a", "\0a\0ok\0b"]
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "why"),
+    [
+        ("/model", '{"model_type": "llama", "hidden_size": 3}', "no tensor of the weights has it"),
+        ("/model", '{"model_type": "nosuch"}', "of model type 'nosuch', which mlx_lm does not know"),
+        ("/compare", '{"model_type": "nosuch"}', "of model type 'nosuch', which mlx_lm does not know"),
+        ("ctrl+o", "[", "config.json is not sound JSON"),
+    ],
+)
+async def test_a_model_whose_files_cannot_be_loaded_leaves_the_working_one_alone(
+    command: str, config: str, why: str, stage: Any, tmp_path: Path, private_cache: Path
+) -> None:
+    app, bad = new_chat(own_model(tmp_path)), folder_of(tmp_path, "bad", config)
+    async with app.run_test(size=(120, 36), notifications=True) as pilot:
+        await ready(pilot)
+        client = app.host.client
+        if command == "ctrl+o":
+            await pilot.press(command)
+            await until(pilot, lambda: isinstance(app.screen, ModelPicker))
+            await pilot.press("slash")
+            app.screen.query_one(Input).value = bad
+            await until(pilot, lambda: f"use {bad}" in screen(app))
+            await pilot.press("enter")
+        else:
+            await type_command(pilot, f"{command} {bad}")
+        await until(pilot, lambda: any(why in said.message for said in app._notifications))
+        assert app.host.client is client
+        assert (client.ready is not None, len(app.desk.talks), stage.builds) == (True, 1, 1)
+        app.prompt.put("")
+        await ask(pilot, "a")
+        assert answers(pilot) == ["ok"]
+
+
+async def test_a_model_that_does_not_load_names_the_way_back(
+    stage: Any, tmp_path: Path, private_cache: Path
+) -> None:
+    own, adapters = folder_of(tmp_path, "own"), (("tuned", str(tmp_path)),)
+    app = new_chat(own, adapters=adapters)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        await ask(pilot, "a")
+        for name in ("first", "second"):
+            stage.build_error = ModelFileError("damaged [within]", next_step="get it again")
+            await type_command(pilot, f"/model {folder_of(tmp_path, name)}")
+            await until(pilot, lambda n=name: app.host.model == n and state(pilot) == "failed")  # type: ignore[misc]
+            said = str(app.query(Failure).last().content)
+            assert said == f"✖ damaged [within]\n→ get it again\n→ /model {own} goes back"
+        assert stage.configs[-1].adapters == ()
+        await ask(pilot, f"/model {own}")
+        await ready(pilot)
+        assert stage.configs[-1] == stage.configs[0]
+        assert stage.configs[0].adapters == adapters
+        await ask(pilot, "b")
+        assert stage.seen[-1] == "\0a\0ok\0b"
+        stage.build_error = ModelFileError("of the engine that had run")
+        app.host.client._dispatch(app.host.client._life, [Died(EngineDiedError("killed by a test"))])
+        await until(pilot, lambda: state(pilot) == "failed")
+        assert "goes back" not in str(app.query(Failure).last().content)
 
 
 async def test_a_model_that_is_not_here_is_fetched_on_the_screen_first(
@@ -164,7 +236,7 @@ async def test_a_chat_opens_without_its_model_and_says_what_to_do(
         if not offline:
             await type_command(pilot, f"/model {REPO}")
         else:
-            await type_command(pilot, f"/model {own_model(tmp_path)}")
+            await type_command(pilot, f"/model {folder_of(tmp_path, 'own')}")
         await ready(pilot)
         await ask(pilot, "a")
         assert answers(pilot) == ["ok"]

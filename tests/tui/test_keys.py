@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
+from textual.widgets._footer import FooterKey
 
 from ferrum_tui.answer import Answer
 from ferrum_tui.app import ChatApp
+from ferrum_tui.key_row import KeyRow
 from ferrum_tui.message import UserMessage
 from ferrum_tui.notices import Remark
 from ferrum_tui.prompt import Prompt
@@ -13,6 +18,42 @@ from ferrum_tui.screens.help import HelpScreen
 from ferrum_tui.transcript import Transcript
 
 from .driver import answers, below, blocks, prompt, ready, screen, state, stream_of, type_in, until
+
+
+@pytest.mark.parametrize(("opens", "first"), [("", "⏎ Send"), ("f2", "esc Cancel"), ("ctrl+o", "esc Close")])
+async def test_the_row_of_keys_has_whole_ones_only(
+    opens: str, first: str, app: ChatApp, private_cache: Path
+) -> None:
+    async with app.run_test(size=(150, 24)) as pilot:
+        await ready(pilot)
+        if opens:
+            await pilot.press(opens)
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+        row = app.screen.query_one(KeyRow)
+        await until(pilot, lambda: bool(row.query(FooterKey)))
+        labels = [f"{key.key_display} {key.description}" for key in row.query(FooterKey)]
+        counts = []
+        for width in (150, 80, 59, 40, 20, 150):
+            await pilot.resize_terminal(width, 24)
+            await pilot.pause()
+            last = screen(app).splitlines()[-1]
+            assert last.strip().startswith(first)
+            counts.append(sum(label in last for label in labels))
+            for label in labels:
+                last = last.replace(label, "")
+            assert last.strip(" ▏") == ""  # a part of a label would be left
+        assert counts[0] == counts[-1] == len(labels)
+        assert counts[-2] < len(labels)
+
+
+async def test_esc_stands_behind_enter_while_it_stops(app: ChatApp, stage: Any) -> None:
+    stage.held = True
+    async with app.run_test(size=(40, 12)) as pilot:
+        await ready(pilot)
+        await type_in(pilot, "a")
+        await pilot.press("enter")
+        await until(pilot, lambda: "⏎ Send  esc Stop" in screen(app).splitlines()[-1])
+        stage.release()
 
 
 async def test_newlines_and_enter(app: ChatApp, stage: Any) -> None:

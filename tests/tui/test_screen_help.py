@@ -10,10 +10,12 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
 from ferrum_mlx.chat.commands import COMMANDS
+from ferrum_tui.app import ChatApp
 from ferrum_tui.completions import Completions
 from ferrum_tui.prompt import Prompt
 from ferrum_tui.screens.help import HelpScreen
 
+from .driver import ready
 from .screen_host import CSS
 
 
@@ -72,6 +74,28 @@ async def test_remapped_keys() -> None:
         assert ["^s", "Send"] in lines
         assert ["^r", "Answer again"] not in lines
         assert ["y", "Copy the answer"] not in lines
+
+
+@pytest.mark.parametrize(
+    ("keymap", "line"),
+    [
+        ({}, ["esc", "Stop, or to the prompt"]),
+        ({"chat.stop": "f8", "chat.prompt": "f8"}, ["f8", "Stop, or to the prompt"]),
+        ({"chat.stop": "f8", "chat.prompt": "f9"}, ["f9", "To the prompt"]),
+    ],
+)
+async def test_a_key_has_one_line_in_its_group(app: ChatApp, keymap: dict[str, str], line: list[str]) -> None:
+    async with app.run_test(size=(120, 60)) as pilot:
+        await ready(pilot)
+        app.set_keymap(keymap)
+        app.push_screen(HelpScreen(keymap))
+        await pilot.pause()
+        lines = [line.split(maxsplit=1) for line in text(app).splitlines()]
+        of_chat = lines[lines.index(["chat"]) :]
+        of_chat = of_chat[: of_chat.index([])]
+        assert line in of_chat
+        keys = [line[0] for line in of_chat]
+        assert len(set(keys)) == len(keys) > 10
 
 
 @pytest.mark.parametrize("key", ["escape", "f1", "q", "enter"])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from textual.widgets import Static
 
+from ferrum_mlx.chat.conversation import Conversation
 from ferrum_mlx.client import EngineClient
 from ferrum_mlx.config import EngineConfig
 from ferrum_tui.answer import Answer
 from ferrum_tui.app import ChatApp
 
-from .driver import GREEDY, answers, ready, screen, type_in, until
+from .driver import GREEDY, WAIT, answers, ready, screen, type_in, until
 
 
 def thought(app: ChatApp) -> str:
@@ -33,7 +35,9 @@ async def test_thinking_is_one_line_above_the_answer(app: ChatApp, stage: Any) -
         stage.allow(100)
         await ready(pilot)
         assert answers(pilot) == ["Done."]
-        assert re.fullmatch(r"▸ thought for \d+ ms \(18 characters\)", thought(app))
+        took = app.desk.talk.path[1].thought_s
+        assert 0 < took < WAIT
+        assert re.fullmatch(r"▸ thought for ([1-9]\d* ms|\d+\.\d\d s)", thought(app))
         assert "first" not in screen(app)
         app.query_one(Answer).focus()
         await pilot.press("space")
@@ -54,9 +58,28 @@ async def test_an_answer_that_is_all_thinking(app: ChatApp, stage: Any) -> None:
     async with app.run_test() as pilot:
         await ready(pilot)
         await pilot.press("a", "enter")
-        await until(pilot, lambda: "(500 characters)" in thought(app))
+        await until(pilot, lambda: thought(app).startswith("▸ thought"))
         await ready(pilot)
         assert "\x1b" not in screen(app)
+        assert "characters" not in thought(app)
+
+
+@pytest.mark.parametrize(
+    ("took", "line"),
+    [(0.0, "▸ thought"), (2e-5, "▸ thought"), (0.4, "▸ thought for 400 ms"), (3.2, "▸ thought for 3.20 s")],
+)
+async def test_after_a_resume_it_says_what_was_measured(stage: Any, took: float, line: str) -> None:
+    conversation = Conversation()
+    asked = conversation.add("user", "a", parent=None)
+    answer = conversation.add("assistant", "Done.", parent=asked.id)
+    answer.thinking, answer.thought_s, answer.ending = "hm", took, "stop"
+    conversation.leaf = answer.id
+    app = ChatApp(
+        EngineConfig(backend="fake"), GREEDY, make_client=EngineClient.in_thread, conversation=conversation
+    )
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        assert thought(app) == line
 
 
 async def test_the_switch_reaches_the_engine(stage: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import signal
@@ -21,33 +20,16 @@ from ferrum_mlx.catalog import HubSource
 from ferrum_mlx.errors import ModelNotFoundError, UsageError
 from ferrum_mlx.hub_fetch import is_altered, is_digest
 
+from .nursery import Nursery
+
 REPO = "tiny/model"
 SOURCE = HubSource(repo=REPO)
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
-# Imports once and forks for each pull: twenty interpreters would take a minute to start.
-NURSERY = """
-import os, sys
+PULL = """
 from huggingface_hub import HfApi, constants, file_download, snapshot_download
 from ferrum_mlx import hub
-from ferrum_mlx.errors import FerrumError
 constants.DOWNLOAD_CHUNK_SIZE = 10_000
-children = {}
-for line in sys.stdin:
-    command, _, argument = line.strip().partition(" ")
-    if command == "pull":
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                hub.pull(argument)
-                code = 0
-            except FerrumError as error:
-                print(error, file=sys.stderr, flush=True)
-            finally:
-                os._exit(code)
-        print(pid, flush=True)
-    else:
-        print(os.waitstatus_to_exitcode(os.waitpid(int(argument), 0)[1]), flush=True)
+pull = hub.pull
 """
 
 
@@ -62,37 +44,9 @@ def sharded(fake_hub: Any) -> Any:
     return fake_hub
 
 
-class Nursery:
-    """A process whose children pull."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        with open(log, "w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", NURSERY],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-            )
-
-    def ask(self, command: str) -> int:
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def pull(self) -> int:
-        return self.ask(f"pull {REPO}")
-
-    def wait(self, pid: int) -> int:
-        return self.ask(f"wait {pid}")
-
-
 @pytest.fixture
 def nursery(sharded: Any, tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(tmp_path / "log")
+    made = Nursery(PULL, tmp_path / "log")
     yield made
     made.process.communicate()
 
@@ -130,24 +84,16 @@ def unsound(fake_hub: Any) -> list[str]:
 
 def test_killed_at_random_moments(sharded: Any, nursery: Nursery) -> None:
     """Twenty times; what has been fetched stays, and is not fetched again."""
-    moments = random.Random(8)
     sharded.pause_s = 0.03
-    killed = finished = here = 0
-    while killed < 20:
-        pid = nursery.pull()
-        time.sleep(moments.uniform(0, 0.4))
-        os.kill(pid, signal.SIGKILL)
-        code = nursery.wait(pid)
-        assert code in (0, -signal.SIGKILL), nursery.log.read_text()
+    here = 0
+    for code in nursery.killed(20, REPO, seed=8, longest=0.4):
         assert unsound(sharded) == []
         assert on_disk() >= here
         here = on_disk()
-        killed += code != 0
         if code == 0:  # it was quicker: begin again
-            finished += 1
             hub.remove(REPO)
             here = 0
-    assert nursery.wait(nursery.pull()) == 0, nursery.log.read_text()
+    assert nursery.wait(nursery.pull(REPO)) == 0, nursery.log.read_text()
     assert hub.resolve(REPO, offline=True).revision == sharded.REVISION
     assert unsound(sharded) == []
     size = sum(len(sharded.files[name]) for name in SHARDS)
@@ -161,7 +107,7 @@ def test_killed_at_random_moments(sharded: Any, nursery: Nursery) -> None:
 
 def test_two_at_once(sharded: Any, nursery: Nursery) -> None:
     sharded.pause_s = 0.02
-    pids = [nursery.pull(), nursery.pull(), nursery.pull()]
+    pids = [nursery.pull(REPO), nursery.pull(REPO), nursery.pull(REPO)]
     assert [nursery.wait(pid) for pid in pids] == [0, 0, 0], nursery.log.read_text()
     assert unsound(sharded) == []
     fetched = [
@@ -189,7 +135,7 @@ def test_shards_are_fetched_side_by_side(sharded: Any) -> None:
 
 def test_nothing_is_removed_under_a_download(sharded: Any, nursery: Nursery) -> None:
     sharded.pause_s = 0.02
-    pid = nursery.pull()
+    pid = nursery.pull(REPO)
     while not on_disk():
         time.sleep(0.01)
     with pytest.raises(UsageError, match="another process is fetching"):

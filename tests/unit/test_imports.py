@@ -54,6 +54,7 @@ LAYERS = (
             "hub_card",
             "hub_repo",
             "hub_wheel",
+            "loadable",
         ),
         *("files", "gguf", "gguf_quants"),
         *("gguf_values", "gguf_rope", "gguf_families", "gguf_config", "gguf_weights", "gguf_tokenizer"),

@@ -59,7 +59,13 @@ class HelpScreen(ModalScreen[None]):
                 shown = by_what.setdefault(binding.description, [])
                 if (key := display(binding)) not in shown:
                     shown.append(key)
-            yield from _section(name, [(", ".join(shown), what) for what, shown in by_what.items()], width)
+            by_keys: dict[str, str] = {}  # what a key does depends on what is there to do
+            for what, shown in by_what.items():
+                keys = ", ".join(shown)
+                by_keys[keys] = (
+                    f"{by_keys[keys]}, or {what[0].lower()}{what[1:]}" if keys in by_keys else what
+                )
+            yield from _section(name, list(by_keys.items()), width)
 
 
 def keys(screen: Screen[object], keymap: Mapping[str, str]) -> dict[str, list[Binding]]:

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, ProgressBar, Static
+from textual.widgets import Input, OptionList, ProgressBar, Static
 from textual.widgets.option_list import Option
 
 from ferrum_mlx import hub
@@ -19,6 +19,7 @@ from ferrum_mlx.errors import DownloadStoppedError, FerrumError, shown
 from ferrum_mlx.plain import size
 from ferrum_mlx.sanitize import sanitize
 
+from ..key_row import KeyRow
 from . import listing
 from .confirm import Confirm
 from .download import Download
@@ -40,9 +41,9 @@ class ModelPicker(ModalScreen[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Close", id="models.close"),
+        Binding("c", "cancel", "Cancel download", id="models.cancel"),
         Binding("slash", "filter", "Filter or path", id="models.filter"),
         Binding("d", "delete", "Delete", id="models.delete"),
-        Binding("c", "cancel", "Cancel download", id="models.cancel"),
     ]
 
     def __init__(
@@ -73,7 +74,7 @@ class ModelPicker(ModalScreen[str | None]):
                 yield Static(id="download-numbers")
             yield Static(classes="detail", markup=False)
             yield Static("looking for models …", classes="note", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyRow(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._timer = self.set_interval(1 / _LOOKS_PER_SECOND, self._look, pause=True)

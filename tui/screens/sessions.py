@@ -13,7 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.timer import Timer
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ferrum_mlx.chat.conversation import Conversation
@@ -22,6 +22,7 @@ from ferrum_mlx.chat.store import SessionRow, Store
 from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.sanitize import sanitize
 
+from ..key_row import KeyRow
 from .finder import Cell, SearchBox, table
 
 _DEBOUNCE = 0.15  # seconds after the last letter until the store is asked
@@ -69,7 +70,7 @@ class SessionsScreen(ModalScreen[int | None]):
                 yield Static(classes="asked", markup=False)
                 yield Input(id="name", compact=True)
             yield Static(classes="note", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyRow(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).focus()

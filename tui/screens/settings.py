@@ -13,13 +13,15 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, Select, Static, TextArea
+from textual.widgets import Input, Select, Static, TextArea
 
 from ferrum_mlx.chat.sampling_choice import MAX_TOKENS, NAMES, assignments, checked, made
 from ferrum_mlx.chat.settings import save, settings_file
 from ferrum_mlx.errors import FerrumError, UsageError
 from ferrum_mlx.sampling import SamplingParams
 from ferrum_mlx.sanitize import sanitize
+
+from ..key_row import KeyRow
 
 _THINKING = {"auto": None, "on": True, "off": False}
 _PANEL = {"open": True, "closed": False}
@@ -93,7 +95,7 @@ class SettingsScreen(ModalScreen[Setup | None]):
                     yield Static("engine panel", classes="label")
                     yield _select(list(_PANEL), "open" if setup.panel else "closed", "panel")
             yield Static(classes="note", markup=False)
-        yield Footer(show_command_palette=False)
+        yield KeyRow(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.query(Input).first().focus()

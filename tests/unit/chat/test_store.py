@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferrum_mlx.chat.book import Book
-from ferrum_mlx.chat.conversation import Conversation
+from ferrum_mlx.chat.conversation import Conversation, Ending
 from ferrum_mlx.chat.rows import COLUMNS
 from ferrum_mlx.chat.store import Store
 from ferrum_mlx.errors import FerrumError, SessionsBusyError, UsageError
@@ -63,7 +63,7 @@ def test_a_turn_is_kept_whole_or_not_at_all(store: Store) -> None:
     conversation = talked(store, "hi", "hello")
     before = store.load(conversation.id)
     asked = conversation.add("user", "more", parent=2)
-    answer = conversation.add("assistant", parent=asked.id)
+    answer = conversation.add("assistant", "so", parent=asked.id)
     conversation.leaf, answer.attached = answer.id, {1}  # no JSON
     with pytest.raises(TypeError):
         store.save(conversation, asked, answer)
@@ -71,6 +71,55 @@ def test_a_turn_is_kept_whole_or_not_at_all(store: Store) -> None:
     answer.attached = ()
     store.save(conversation, asked, answer)
     assert store.load(conversation.id) == conversation
+
+
+@pytest.mark.parametrize(("ending", "text", "thinking", "stays"), [
+    ("", "", "", False),
+    ("abort", "", "", False),
+    ("broken", "", "", False),
+    ("stop", "", "", True),  # the model had nothing to say
+    ("length", "", "", True),
+    ("abort", "", "hm", True),
+    ("", "h", "", True),
+])  # fmt: skip
+def test_an_answer_of_which_nothing_came_leaves_its_prompt(
+    store: Store, ending: Ending, text: str, thinking: str, stays: bool
+) -> None:
+    conversation = talked(store, "hi", "hello", "more")
+    answer = conversation.add("assistant", text, parent=3)
+    answer.ending, answer.thinking, conversation.leaf = ending, thinking, answer.id
+    store.save(conversation, answer)
+    loaded = store.load(conversation.id)
+    assert loaded.leaf == (4 if stays else 3)
+    assert [message.text for message in loaded.path(loaded.leaf)] == ["hi", "hello", "more", text][
+        : loaded.leaf
+    ]
+    loaded.leaf = loaded.add("user", "again", parent=loaded.last_answer(loaded.leaf)).id
+    store.save(loaded, loaded.messages[loaded.leaf])  # in its row, where it is gone
+    assert store.load(conversation.id) == loaded
+    assert loaded.id == conversation.id
+    assert [said["content"] for said in loaded.for_model(loaded.leaf)] == [
+        "be kind", "hi", "hello", *(["more", text] if stays else []), "again",
+    ]  # fmt: skip
+
+
+def test_a_second_answer_of_which_nothing_came_leaves_the_first(store: Store) -> None:
+    conversation = talked(store, "hi", "hello", "more", "yes")
+    conversation.leaf = conversation.add("assistant", parent=1).id
+    store.save(conversation, conversation.messages[conversation.leaf])
+    loaded = store.load(conversation.id)
+    assert [message.text for message in loaded.path(loaded.leaf)] == ["hi", "hello", "more", "yes"]
+
+
+def test_what_was_said_behind_an_empty_answer_stays_and_the_model_is_given_turns(store: Store) -> None:
+    """As an earlier version has kept it."""
+    loaded = store.load(talked(store, "hi", "", "more", "yes").id)
+    assert [message.text for message in loaded.path(loaded.leaf)] == ["hi", "", "more", "yes"]
+    assert [(said["role"], said["content"]) for said in loaded.for_model(loaded.leaf)] == [
+        ("system", "be kind"),
+        ("user", "more"),
+        ("assistant", "yes"),
+    ]
 
 
 def test_the_title_is_the_first_prompts_beginning(store: Store) -> None:

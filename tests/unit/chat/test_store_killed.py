@@ -67,7 +67,8 @@ def check(store: Store, committed: dict[tuple[int, int], int]) -> None:
         conversation = store.load(session)
         path = conversation.path(conversation.leaf)
         assert path == list(conversation.messages.values())  # there is no fork, so all of it is shown
-        assert [message.role for message in path] == ["user", "assistant"] * (len(path) // 2)
+        # The last prompt may be one of whose answer nothing was committed.
+        assert [message.role for message in path] == (["user", "assistant"] * len(path))[: len(path)]
         for (owner, message), length in committed.items():
             if owner == session:
                 assert len(conversation.messages[message].text) >= length
