@@ -23,7 +23,6 @@ _COUNT = re.compile(r"(_size|_dim|_rank|heads|layers|experts|positions|embedding
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _NESTED = 20  # configs in configs
-_INTEGER_BITS = {"U8": 8, "I32": 32, "U32": 32, "I64": 64}  # of the types that packed codes come in
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -121,10 +120,10 @@ def check_scale(wanted: int, shapes: Shapes, where: Path) -> None:
     Raises:
         ModelFileError: they are not.
     """
-    stored = sum(math.prod(shape) for shape in shapes.values())
-    if wanted > 2 * stored + (1 << 28):  # twice: tied weights; the rest: tables and masks of attention
+    found = sum(math.prod(shape) for shape in shapes.values())
+    if wanted > 2 * found + (1 << 28):  # twice: tied weights; the rest: tables and masks of attention
         raise ModelFileError(
-            f"{where}: the config describes {wanted:,} values, the weights are {stored:,}", next_step=_AGAIN
+            f"{where}: the config describes {wanted:,} values, the weights are {found:,}", next_step=_AGAIN
         )
 
 
@@ -134,33 +133,15 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelFileError: a file that is missing, truncated or altered.
     """
-    return {name: tensor.shape for name, tensor in _stored(folder).items()}
+    return {name: tensor.shape for name, tensor in stored(folder).items()}
 
 
-def num_values(folder: Path) -> int:
-    """Numbers in a folder's weights, unpacked; codes that are packed into integers are told by the config.
+def stored(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder by name, by the headers of its weights files.
 
     Raises:
         ModelFileError: a file that is missing, truncated or altered.
     """
-    bits = _packed_bits(read_json(folder / "config.json"))
-    counts = (
-        (math.prod(tensor.shape), _INTEGER_BITS.get(tensor.dtype)) for tensor in _stored(folder).values()
-    )
-    return sum(count * width // bits if bits and width else count for count, width in counts)
-
-
-def _packed_bits(config: dict[str, Any]) -> int | None:
-    """Of a code, as MLX, AWQ, GPTQ and MXFP4 checkpoints say; None where nothing is packed."""
-    said = next((config[key] for key in ("quantization", "quantization_config") if config.get(key)), None)
-    if not isinstance(said, dict):
-        return None
-    bits = 4 if said.get("quant_method") == "mxfp4" else said.get("bits")
-    return bits if type(bits) is int and 0 < bits <= 8 else None
-
-
-def _stored(folder: Path) -> dict[str, Tensor]:
-    """Of all tensors, by name."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
