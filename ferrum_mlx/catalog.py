@@ -128,6 +128,7 @@ class Card:
         family: the model class, as config.json's model_type.
         context: tokens, the model's own limit.
         parameters: how many weights the language model has; None where nobody has said.
+        experts: how many of them are in experts, which torch cannot pack on a CPU; None of a model without.
         kv: its layers that keep keys and values; others keep a state or share a neighbour's. Empty where
             nobody has said.
         states: its recurrent layers.
@@ -146,6 +147,7 @@ class Card:
     context: int
     sources: tuple[Source, ...]
     parameters: int | None = None
+    experts: int | None = None
     kv: tuple[KVShape, ...] = ()
     states: tuple[StateShape, ...] = ()
     default: bool = False

@@ -144,9 +144,9 @@ def config_of(path: Path) -> dict[str, Any]:
 
 def catalogued_bytes(card: Card, context: int) -> int | None:
     """What the card says that weights and one sequence take on Metal, in the form that is best for it."""
-    if card.parameters is None or not card.kv:
+    weights = of_source(card, min(card.sources, key=lambda source: source.variant != "mlx-4bit"))
+    if weights is None or not card.kv:
         return None
-    weights = of_source(card.parameters, min(card.sources, key=lambda source: source.variant != "mlx-4bit"))
     in_cache, _ = _cache(Kept(card.kv, card.states), context, weights.number_bytes("metal", 0), None)
     return weights.kept("metal", 0) + in_cache + WORKSPACE
 
@@ -212,6 +212,4 @@ def _limit(config: dict[str, Any]) -> int:
 def _expected(name: str, backend: str) -> Weights | None:
     """Of the variant that would be fetched."""
     choice = choose(name, backend)
-    if choice is None or choice.card.parameters is None:
-        return None
-    return of_source(choice.card.parameters, choice.sources[0])
+    return of_source(choice.card, choice.sources[0]) if choice else None

@@ -122,11 +122,13 @@ def of_gguf(gguf: GGUFFile) -> Weights:
     return Weights(values, nbytes, True, on_metal, nbytes, packed, wide=True)
 
 
-def of_source(values: int, source: Source) -> Weights:
-    """Of a model that is not here yet."""
+def of_source(card: Card, source: Source) -> Weights | None:
+    """Of a model that is not here yet; None where the card does not say how many there are."""
+    if (values := card.parameters) is None:
+        return None
     nbytes = source.size or int(values * _STORED[source.variant])
     if source.format == "safetensors":
-        return Weights(values, nbytes, False, nbytes, nbytes, nbytes)
+        return Weights(values, nbytes, False, nbytes, nbytes, packed=nbytes + 2 * (card.experts or 0))
     on_metal = int(values * _K_QUANTS_BITS / 8)
     return Weights(values, nbytes, True, on_metal, nbytes, _PACKED_UNSEEN * values, wide=True)
 
