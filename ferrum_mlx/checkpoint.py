@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ _AGAIN = "get the model again"
 _COUNT = re.compile(r"(_size|_dim|_rank|heads|layers|experts|positions|embeddings|^n_\w+|^d_\w+)$")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
+_WHOLE = (*_LAYERS, *_WIDTHS, "vocab_size", "max_position_embeddings")
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+_FINITE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "norm_eps", "factor")
 _NESTED = 20  # configs in configs
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -63,6 +67,8 @@ def check_file(path: Path, most: int | None = None) -> None:
     if not path.is_file():
         there = path.exists() or path.is_symlink()
         raise ModelFileError(f"{path} {'is no file' if there else 'is not there'}", next_step=_AGAIN)
+    if not os.access(path, os.R_OK):
+        raise ModelFileError(f"{path} cannot be read: permission denied", next_step="check its permissions")
     if most is not None and (nbytes := path.stat().st_size) > most:
         raise ModelFileError(f"{path} has {nbytes} bytes", f"at most {most} are read", _AGAIN)
 
@@ -95,16 +101,20 @@ def check_sizes(config: dict[str, Any], shapes: Shapes, where: Path) -> None:
     """
     _check_numbers(config, where, _NESTED)
     nested = config.get("text_config")
+    if nested and isinstance(nested, (str, int, float, list)):  # whatever else JSON has
+        raise _unfit(where, "text_config", nested, "a config is expected")
     text = {**config, **nested} if isinstance(nested, dict) else config
     widest = max((size for shape in shapes.values() for size in shape), default=0)
     sizes = {size for shape in shapes.values() for size in shape}
     for key, value in text.items():
         if not isinstance(value, int) or isinstance(value, bool):
-            if key in (*_LAYERS, *_WIDTHS, "vocab_size") and value is not None:
+            if key in _WHOLE and value is not None:
                 raise _unfit(where, key, value, "a whole number is expected")
             continue
         if key in _LAYERS and not 1 <= value <= len(shapes):
             raise _unfit(where, key, value, f"the weights are {len(shapes)} tensors")
+        if key in _HEADS and value < 1:
+            raise _unfit(where, key, value, "at least 1 is expected")
         if key in _WIDTHS and value not in sizes:
             raise _unfit(where, key, value, "no tensor of the weights has it")
         if key.endswith(("heads", "head_dim", "experts", "vocab_size")) and value > max(widest, 1024):
@@ -185,6 +195,8 @@ def _check_numbers(values: dict[str, Any], where: Path, depth: int) -> None:
             _check_numbers(value, where, depth - 1)
         elif isinstance(value, (int, float)) and _COUNT.search(key) and not -1 <= value <= MOST:
             raise _unfit(where, key, value, f"0 to {MOST:,} are expected")
+        elif isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and key in _FINITE)):
+            raise _unfit(where, key, value, "a finite number is expected")
 
 
 def _unfit(where: Path, key: str, value: object, why: str) -> ModelFileError:

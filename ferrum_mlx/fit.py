@@ -175,6 +175,19 @@ def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
     )
 
 
+def check_context(resolved: ResolvedModel, wanted: int | None) -> None:
+    """Whether a context is one that a model takes, before its weights are read.
+
+    Raises:
+        UsageError: it takes fewer tokens.
+        ModelFileError, UnsupportedModelError: its config cannot be read.
+    """
+    if wanted is not None and 0 < (limit := _limit(config_of(resolved.path))) < wanted:
+        raise UsageError(
+            f"--max-model-len is {wanted:,}", f"allowed: at most {limit:,}, {resolved.name}'s own", "lower it"
+        )
+
+
 def backend_here(wanted: str = "auto") -> str:
     """mlx or torch: the one asked for, or what this machine would take; build.choose_backend has the last
     word."""

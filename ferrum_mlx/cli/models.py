@@ -12,6 +12,7 @@ from ferrum_mlx import fit, hub
 from ferrum_mlx.cli.narrate import say
 from ferrum_mlx.errors import UsageError
 from ferrum_mlx.plain import size
+from ferrum_mlx.sanitize import sanitize
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _backend = click.option(
@@ -50,7 +51,7 @@ def list_(backend: str, as_json: bool) -> None:
         licence, title = (card.licence, card.title) if card else ("", "")
         refused = fit.refusal(status, backend) is not None
         room = "✗ refused, see info" if refused else _room(fit.fit_of(status, backend=backend))
-        rows.append((mark, status.name, here, room, licence, title))
+        rows.append((mark, sanitize(status.name), here, room, licence, title))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -97,7 +98,7 @@ def info(model: str, backend: str, as_json: bool) -> None:
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        click.echo(f"{name:<{width}}  {_shown(value)}")
+        click.echo(f"{name:<{width}}  {' '.join(sanitize(_shown(value)).split())}")
 
 
 def _facts(status: hub.ModelStatus, backend: str) -> dict[str, Any]:

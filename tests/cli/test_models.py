@@ -84,6 +84,15 @@ def test_what_a_backend_would_refuse_is_said(private_cache: Path) -> None:
     assert "take --backend mlx" in run("info", "qwen3.5-0.8b", "--backend", "torch").stdout
 
 
+def test_a_name_with_control_characters_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[31m\nb.gguf").write_bytes(b"GGUF")
+    shown = run("info", str(tmp_path / "a\x1b[31m\nb.gguf"))
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.stdout
+    assert len(shown.stdout.splitlines()) == len(json.loads(run("info", "--json").stdout))
+    assert "is not a sound GGUF file" in shown.stdout
+
+
 def test_each_backend_has_files_of_its_own(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = HubSource(repo=REPO, variant="mlx-4bit")
     card = replace(cards()["qwen3-8b"], sources=(HubSource(repo="maker/eight"), packed))

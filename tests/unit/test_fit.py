@@ -194,6 +194,23 @@ def test_weights_without_room_are_refused_with_numbers(tmp_path: Path, write_ggu
     assert "another variant (safetensors, gguf)" in caught.value.next_step
 
 
+def test_a_context_is_refused_before_weights_are_read(tmp_path: Path, write_gguf: Any) -> None:
+    write_gguf(tmp_path / "m.gguf", "F32")
+    config = {"model_type": "llama", "text_config": {"max_position_embeddings": 128}}
+    nested = folder(tmp_path / "folder", config, w=np.zeros((8, 4), np.float16))
+    unsaid = folder(tmp_path / "unsaid", {}, w=np.zeros((8, 4), np.float16))
+    for path, kind in ((tmp_path / "m.gguf", "gguf"), (nested, "safetensors"), (unsaid, "safetensors")):
+        model = ResolvedModel(name="tiny", path=path, format=kind)
+        for context in (None, 16, 128):
+            fit.check_context(model, context)
+        if path == unsaid:
+            fit.check_context(model, 2**62)
+            continue
+        for context in (129, 2**62):
+            with pytest.raises(UsageError, match="allowed: at most 128, tiny's own"):
+                fit.check_context(model, context)
+
+
 @pytest.mark.parametrize("backend", ["mlx", "torch"])
 def test_a_backend_refuses_before_it_reads(
     backend: str, tmp_path: Path, write_gguf: Any, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from mlx.nn.layers.quantized import quantize
 
 from ferrum_mlx import checkpoint
 from ferrum_mlx.catalog import ResolvedModel
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line, shown
 from ferrum_mlx.gguf_quants import GROUP, QuantizedTensor
 from ferrum_mlx.gguf_weights import GGUFWeights
 from ferrum_mlx.packing import check_packing
@@ -44,13 +44,18 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
     check_packing(config, "mlx", folder)
     try:
         return load_mlx_lm(folder, lazy=True, strict=True, trust_remote_code=False)
-    except Exception as error:  # the model classes raise what they like over a bad config
+    except (Exception, SystemExit) as error:  # the model classes raise what they like, or end the process
         reason = one_line(error)
         if "trust_remote_code" in reason:
             raise UnsupportedModelError(
                 f"{folder} brings its own model code, which is never run", next_step="choose another model"
             ) from error
-        if "not supported" in reason or "custom module" in reason:
+        if isinstance(error, SystemExit):  # olmo's does, with a line on stdout
+            raise UnsupportedModelError(
+                f"{folder}: mlx-lm's class for {shown(config['model_type'])} wants a package besides",
+                next_step="take --backend torch, or choose another model",
+            ) from error
+        if any(words in reason for words in ("not supported", "custom module", "has no attribute 'Model'")):
             raise UnsupportedModelError(f"{folder}: {reason}", "see mlx-lm's list of model types") from error
         raise ModelFileError(
             f"{folder} cannot be loaded: {reason}", next_step="get the model again"
