@@ -17,6 +17,7 @@ from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.engine import Engine
 from ferrum_mlx.errors import BackendUnavailableError
 from ferrum_mlx.events import EventLog, open_log
+from ferrum_mlx.fit import check_context
 from ferrum_mlx.output import TextCodec
 from ferrum_mlx.plan import plan
 
@@ -102,6 +103,7 @@ def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -
 
     narrate("finding the model")
     resolved = hub.resolve(config.model, offline=config.offline, progress=True, backend=backend)
+    check_context(resolved, config.max_model_len)
     narrate(f"loading {resolved.name}")
     from ferrum_mlx.tokenizer import load_tokenizer
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from ferrum_mlx.catalog import Card, HubSource, KVShape, PypiSource, Source, Variant
+from ferrum_mlx.catalog import Card, HubSource, KVShape, PypiSource, Source, StateShape, Variant
 from ferrum_mlx.errors import FerrumError, ModelFileError, shown
 from ferrum_mlx.sampling import SamplingParams
 
-T = TypeVar("T", bound=Card | HubSource | KVShape | PypiSource)
+T = TypeVar("T", bound=Card | HubSource | KVShape | PypiSource | StateShape)
 THINKING = ("", "switch", "always")
 _VARIANTS = typing.get_args(Variant)
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -36,10 +36,11 @@ def parse(text: str, file: str) -> Card:
     table["sources"] = tuple(
         _source(entry, f"{file}, source {number}") for number, entry in _tables(table, "sources", file)
     )
-    if "kv" in table:
-        table["kv"] = tuple(
-            _made(KVShape, entry, f"{file}, kv {number}") for number, entry in _tables(table, "kv", file)
-        )
+    for key, kind in (("kv", KVShape), ("states", StateShape)):
+        if key in table:
+            table[key] = tuple(
+                _made(kind, entry, f"{file}, {key} {number}") for number, entry in _tables(table, key, file)
+            )
     card = _made(Card, table, file)
     _check(card, file)
     return card

@@ -101,6 +101,24 @@ class KVShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateShape:
+    """Layers that carry a state of one size from token to token.
+
+    Attributes:
+        numbers: of one layer, in the dtype that the model computes in, as of a convolution's inputs.
+        float32: of one layer, in float32 whatever the model computes in.
+    """
+
+    layers: int
+    numbers: int
+    float32: int = 0
+
+    def num_bytes(self, bytes_a_value: int) -> int:
+        """Of one sequence's state, however long the sequence is."""
+        return self.layers * (bytes_a_value * self.numbers + 4 * self.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What the catalogue knows of a model.
 
@@ -110,8 +128,10 @@ class Card:
         family: the model class, as config.json's model_type.
         context: tokens, the model's own limit.
         parameters: how many weights the language model has; None where nobody has said.
+        experts: how many of them are in experts, which torch cannot pack on a CPU; None of a model without.
         kv: its layers that keep keys and values; others keep a state or share a neighbour's. Empty where
             nobody has said.
+        states: its recurrent layers.
         verified: whether someone has checked this card's facts against the files.
         sources: in the order in which they are tried where every variant will do.
         sampling: settings its makers suggest, by SamplingParams name.
@@ -127,7 +147,9 @@ class Card:
     context: int
     sources: tuple[Source, ...]
     parameters: int | None = None
+    experts: int | None = None
     kv: tuple[KVShape, ...] = ()
+    states: tuple[StateShape, ...] = ()
     default: bool = False
     verified: bool = False
     sampling: dict[str, float] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +23,10 @@ _AGAIN = "get the model again"
 _COUNT = re.compile(r"(_size|_dim|_rank|heads|layers|experts|positions|embeddings|^n_\w+|^d_\w+)$")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
+_WHOLE = (*_LAYERS, *_WIDTHS, "vocab_size", "max_position_embeddings")
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+_FINITE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "norm_eps", "factor")
 _NESTED = 20  # configs in configs
-_INTEGER_BITS = {"U8": 8, "I32": 32, "U32": 32, "I64": 64}  # of the types that packed codes come in
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -64,6 +67,8 @@ def check_file(path: Path, most: int | None = None) -> None:
     if not path.is_file():
         there = path.exists() or path.is_symlink()
         raise ModelFileError(f"{path} {'is no file' if there else 'is not there'}", next_step=_AGAIN)
+    if not os.access(path, os.R_OK):
+        raise ModelFileError(f"{path} cannot be read: permission denied", next_step="check its permissions")
     if most is not None and (nbytes := path.stat().st_size) > most:
         raise ModelFileError(f"{path} has {nbytes} bytes", f"at most {most} are read", _AGAIN)
 
@@ -96,16 +101,20 @@ def check_sizes(config: dict[str, Any], shapes: Shapes, where: Path) -> None:
     """
     _check_numbers(config, where, _NESTED)
     nested = config.get("text_config")
+    if nested and isinstance(nested, (str, int, float, list)):  # whatever else JSON has
+        raise _unfit(where, "text_config", nested, "a config is expected")
     text = {**config, **nested} if isinstance(nested, dict) else config
     widest = max((size for shape in shapes.values() for size in shape), default=0)
     sizes = {size for shape in shapes.values() for size in shape}
     for key, value in text.items():
         if not isinstance(value, int) or isinstance(value, bool):
-            if key in (*_LAYERS, *_WIDTHS, "vocab_size") and value is not None:
+            if key in _WHOLE and value is not None:
                 raise _unfit(where, key, value, "a whole number is expected")
             continue
         if key in _LAYERS and not 1 <= value <= len(shapes):
             raise _unfit(where, key, value, f"the weights are {len(shapes)} tensors")
+        if key in _HEADS and value < 1:
+            raise _unfit(where, key, value, "at least 1 is expected")
         if key in _WIDTHS and value not in sizes:
             raise _unfit(where, key, value, "no tensor of the weights has it")
         if key.endswith(("heads", "head_dim", "experts", "vocab_size")) and value > max(widest, 1024):
@@ -121,10 +130,10 @@ def check_scale(wanted: int, shapes: Shapes, where: Path) -> None:
     Raises:
         ModelFileError: they are not.
     """
-    stored = sum(math.prod(shape) for shape in shapes.values())
-    if wanted > 2 * stored + (1 << 28):  # twice: tied weights; the rest: tables and masks of attention
+    found = sum(math.prod(shape) for shape in shapes.values())
+    if wanted > 2 * found + (1 << 28):  # twice: tied weights; the rest: tables and masks of attention
         raise ModelFileError(
-            f"{where}: the config describes {wanted:,} values, the weights are {stored:,}", next_step=_AGAIN
+            f"{where}: the config describes {wanted:,} values, the weights are {found:,}", next_step=_AGAIN
         )
 
 
@@ -134,33 +143,15 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelFileError: a file that is missing, truncated or altered.
     """
-    return {name: tensor.shape for name, tensor in _stored(folder).items()}
+    return {name: tensor.shape for name, tensor in stored(folder).items()}
 
 
-def num_values(folder: Path) -> int:
-    """Numbers in a folder's weights, unpacked; codes that are packed into integers are told by the config.
+def stored(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder by name, by the headers of its weights files.
 
     Raises:
         ModelFileError: a file that is missing, truncated or altered.
     """
-    bits = _packed_bits(read_json(folder / "config.json"))
-    counts = (
-        (math.prod(tensor.shape), _INTEGER_BITS.get(tensor.dtype)) for tensor in _stored(folder).values()
-    )
-    return sum(count * width // bits if bits and width else count for count, width in counts)
-
-
-def _packed_bits(config: dict[str, Any]) -> int | None:
-    """Of a code, as MLX, AWQ, GPTQ and MXFP4 checkpoints say; None where nothing is packed."""
-    said = next((config[key] for key in ("quantization", "quantization_config") if config.get(key)), None)
-    if not isinstance(said, dict):
-        return None
-    bits = 4 if said.get("quant_method") == "mxfp4" else said.get("bits")
-    return bits if type(bits) is int and 0 < bits <= 8 else None
-
-
-def _stored(folder: Path) -> dict[str, Tensor]:
-    """Of all tensors, by name."""
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
@@ -204,6 +195,8 @@ def _check_numbers(values: dict[str, Any], where: Path, depth: int) -> None:
             _check_numbers(value, where, depth - 1)
         elif isinstance(value, (int, float)) and _COUNT.search(key) and not -1 <= value <= MOST:
             raise _unfit(where, key, value, f"0 to {MOST:,} are expected")
+        elif isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and key in _FINITE)):
+            raise _unfit(where, key, value, "a finite number is expected")
 
 
 def _unfit(where: Path, key: str, value: object, why: str) -> ModelFileError:

@@ -99,7 +99,7 @@ def readable(function: Callable[P, R]) -> Callable[P, R]:
         except PermissionError as error:
             raise ModelFileError(
                 f"{error.filename} cannot be read: permission denied",
-                next_step="check its permissions, or set FERRUM_CACHE to a folder of yours",
+                next_step="check its permissions, or set FERRUM_CACHE (hub models: HF_HOME) to one of yours",
             ) from error
 
     return call

@@ -1,47 +1,33 @@
-"""Whether a model fits this machine: its weights as a backend keeps them, and its KV, beside what is free.
+"""Whether a model fits this machine: its weights as a backend keeps them, its KV and its states, beside what
+is free.
 
-What lies here is judged by the headers of its files, anything else by its card. No network, no array library.
+What lies here is judged by the headers of its files and its config, anything else by its card. No network,
+no array library.
 """
 
 from __future__ import annotations
 
-import math
 import platform
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from ferrum_mlx import checkpoint, memory
-from ferrum_mlx.catalog import Card, ResolvedModel, Source, choose
+from ferrum_mlx.catalog import Card, ResolvedModel, choose
 from ferrum_mlx.config import DEFAULT_CONTEXT
-from ferrum_mlx.errors import FerrumError, UsageError
+from ferrum_mlx.errors import FerrumError, ModelFileError, UsageError, one_line, shown
+from ferrum_mlx.kept import Kept, check_states, kept_by
+from ferrum_mlx.kv.sizing import LEAST_STATES
+from ferrum_mlx.packing import check_packing
 from ferrum_mlx.plain import size
+from ferrum_mlx.weights_size import Route, Weights, of_folder, of_gguf, of_source, weights_of
 
 if TYPE_CHECKING:
-    from ferrum_mlx.gguf import GGUFFile
     from ferrum_mlx.hub import ModelStatus
 
-# How weights are kept: by MLX on Metal and on a CPU; by torch packed and in float32 on a CPU, and on a GPU.
-Route = Literal["metal", "mlx-cpu", "packed", "float32", "gpu"]
-KV_BYTES: dict[Route, int] = {"metal": 2, "mlx-cpu": 4, "packed": 4, "float32": 4, "gpu": 2}  # of a number
 WORKSPACE = 256 << 20  # bytes for activations and what a library keeps for itself; by the default model
 TIGHT = 0.85  # of what is free; above it, what else runs decides
-FLOAT32_SHARE = 0.8  # of what is free may go to float32 weights, before they stay as they are stored
-# Bytes a number of weights that are not here yet: 16 bits; 4 bits with a scale and a bias of 16 bits for 64;
-# Q4_K_M on average.
-_STORED = {"safetensors": 2.0, "mlx-4bit": 4.5 / 8, "gguf": 4.85 / 8}
-_K_QUANTS_BITS = 6 * 5 / 6 + 32 / 6  # of Q4_K_M on Metal: a sixth of it is no Q4_K
-_AFFINE_BITS = {
-    "Q4_0": 6,
-    "Q4_1": 6,
-    "Q4_K": 6,
-    "Q8_0": 10,
-}  # on Metal: a scale and a bias of 32 bits for 32
-# At the peak of packing a GGUF on a CPU (bench/NOTES.md), bytes a number: of a Linear layer, whose 4-bit
-# codes are kept twice with their scales, or 8-bit ones once; of the table, in float32 when it is read, then
-# in 16 bits, and in 8 as the head; of a model whose table is not known yet.
-_PACKED_BYTES, _TABLE_BYTES, _PACKED_UNSEEN = 1.125, 7, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,72 +44,111 @@ class Fit:
         return self.fits and self.needed_bytes > TIGHT * self.available_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What is known of a model's weights.
-
-    Attributes:
-        values: numbers, unpacked.
-        nbytes: in the files.
-        is_gguf: a GGUF file's are unpacked when they are read, unless Metal multiplies with their codes.
-        on_metal: bytes there.
-        packed: bytes at the peak of packing them on a CPU.
-    """
-
-    values: int
-    nbytes: int
-    is_gguf: bool
-    on_metal: int
-    packed: int
-
-    def kept(self, route: Route, free: int) -> int:
-        """Bytes of memory that loading them takes at its peak, which is measured in bench/NOTES.md."""
-        if route == "metal":
-            return self.on_metal
-        if route == "gpu":
-            return 2 * self.values
-        if route == "packed":
-            return self.packed
-        if self.is_gguf:
-            return 4 * self.values
-        return 4 * self.values if 4 * self.values <= FLOAT32_SHARE * free else self.nbytes
-
-
 def fit_of(
     model: Card | ModelStatus,
     context: int = DEFAULT_CONTEXT,
     backend: str = "",
     kv_bits: int | None = None,
 ) -> Fit | None:
-    """Whether one sequence of `context` tokens fits into what is free now; None where it cannot be told.
+    """Whether one sequence fits into what is free now; None where it cannot be told, or is refused.
 
     Args:
+        context: tokens of the sequence; it ends at the model's own limit.
         backend: "mlx", "torch", or "" for what this machine would choose.
         kv_bits: of a number of its KV; None is the model's own dtype.
     """
     route = route_here(backend)
-    card = model if isinstance(model, Card) else model.card
-    if isinstance(model, Card):
-        weights = _expected(model.alias, backend)
-    else:
-        weights = _expected(model.name, backend) if model.path is None else _of_files(model.path, card)
     free = free_here(route)
-    if weights is None or free is None:
+    if free is None or refusal(model, backend) is not None:
         return None
-    kept = weights.kept(route, free)
-    kv = card.kv_bytes(context, KV_BYTES[route], kv_bits) if card else 0
-    needed = kept + kv + WORKSPACE
-    of_kv = f"KV of {context:,} tokens {size(kv)}" if kv else "KV besides"
-    why = f"weights {size(kept)}, {of_kv}; {size(free)} are free"
-    return Fit(needed, free, needed <= free, why)
+    card, path = (model, None) if isinstance(model, Card) else (model.card, model.path)
+    if path is None:
+        config: dict[str, Any] = {}
+        weights = _expected(model.alias if isinstance(model, Card) else model.name, backend)
+    else:
+        config, weights = config_of(path), weights_of(path, card)
+    if weights is None:
+        return None
+    kept = kept_by(config) or (Kept(card.kv, card.states) if card and (card.kv or card.states) else None)
+    tokens = min(context, _limit(config) or (card.context if card else 0) or context)
+    in_weights, number = weights.kept(route, free), weights.number_bytes(route, free)
+    in_cache, words = _cache(kept, tokens, number, kv_bits)
+    if not kept and config:
+        words += f", how much is not known for {shown(config.get('model_type'))}"
+    needed = in_weights + in_cache + WORKSPACE
+    return Fit(needed, free, needed <= free, f"weights {size(in_weights)}, {words}; {size(free)} are free")
+
+
+def _cache(kept: Kept | None, tokens: int, number: int, kv_bits: int | None) -> tuple[int, str]:
+    """Bytes of what is kept of one sequence, and the same in words.
+
+    A sequence has LEAST_STATES of its recurrent layers' states: the one it goes on from, a snapshot at its
+    prompt's end and one of its answer, which the next turn starts from.
+    """
+    if kept is None:
+        return 0, "KV besides"
+    kv = sum(shape.num_bytes(tokens, number, kv_bits) for shape in kept.kv)
+    states = sum(shape.num_bytes(number) for shape in kept.states)
+    words = [f"KV of {tokens:,} tokens {size(kv)}"] if kept.kv else []
+    if states:
+        words.append(f"recurrent state {LEAST_STATES} × {size(states)} (its own and two snapshots)")
+    return kv + LEAST_STATES * states, ", ".join(words)
+
+
+def refusal(model: Card | ModelStatus, backend: str = "") -> FerrumError | None:
+    """Why loading would refuse a model, as far as headers, config or card say; None where they do not."""
+    chosen = backend_here(backend)
+    try:
+        if isinstance(model, Card):
+            check_states(bool(model.states), chosen, model.alias)
+        elif model.path is not None:
+            check_files(model.path, chosen)
+        elif model.card is not None:
+            check_states(bool(model.card.states), chosen, model.name)
+    except FerrumError as error:
+        return error
+    except OSError as error:
+        return ModelFileError(f"{model.alias if isinstance(model, Card) else model.name}: {one_line(error)}")
+    return None
+
+
+def check_files(path: Path, backend: str) -> None:
+    """Whether a backend reads a model's files, as far as their headers and config say.
+
+    Raises:
+        ModelFileError: a file that is not sound.
+        UnsupportedModelError: the backend does not.
+    """
+    if path.is_dir():
+        checkpoint.check_folder(path)
+    config = config_of(path)
+    if path.is_dir():
+        check_packing(config, backend, path)
+    kept = kept_by(config)
+    check_states(bool(kept and kept.states), backend, path)
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """Of a folder, or as a folder would have it of a GGUF file.
+
+    Raises:
+        ModelFileError, UnsupportedModelError: as GGUFWeights and read_json do.
+    """
+    if path.is_file():
+        from ferrum_mlx.gguf import GGUFFile
+        from ferrum_mlx.gguf_weights import GGUFWeights
+
+        return GGUFWeights(GGUFFile(path)).config
+    return checkpoint.read_json(path / "config.json")
 
 
 def catalogued_bytes(card: Card, context: int) -> int | None:
-    """What the card says that weights and the KV of one sequence take on Metal, in the form best for it."""
-    if card.parameters is None or not card.kv:
+    """What the card says that weights and one sequence take on Metal, in the form that is best for it."""
+    weights = of_source(card, min(card.sources, key=lambda source: source.variant != "mlx-4bit"))
+    if weights is None or not card.kv:
         return None
-    source = min(card.sources, key=lambda source: source.variant != "mlx-4bit")
-    return _of_source(card.parameters, source).on_metal + card.kv_bytes(context) + WORKSPACE
+    in_cache, _ = _cache(Kept(card.kv, card.states), context, weights.number_bytes("metal", 0), None)
+    return weights.kept("metal", 0) + in_cache + WORKSPACE
 
 
 def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
@@ -137,7 +162,7 @@ def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
         ModelFileError: a file that is not sound.
     """
     is_gguf = resolved.format == "gguf"
-    weights = _of_gguf(resolved.gguf) if is_gguf else _of_folder(resolved.path, resolved.card)
+    weights = of_gguf(resolved.gguf) if is_gguf else of_folder(resolved.path, resolved.card)
     needed = weights.kept(route, free)
     if needed <= free:
         return
@@ -150,17 +175,17 @@ def check_weights(resolved: ResolvedModel, route: Route, free: int) -> None:
     )
 
 
-def weights_of(path: Path, card: Card | None = None) -> Weights:
-    """Of a model's files, by their headers.
+def check_context(resolved: ResolvedModel, wanted: int | None) -> None:
+    """Whether a context is one that a model takes, before its weights are read.
 
     Raises:
-        ModelFileError: a file that is not sound.
+        UsageError: it takes fewer tokens.
+        ModelFileError, UnsupportedModelError: its config cannot be read.
     """
-    if path.is_file():
-        from ferrum_mlx.gguf import GGUFFile
-
-        return _of_gguf(GGUFFile(path))
-    return _of_folder(path, card)
+    if wanted is not None and 0 < (limit := _limit(config_of(resolved.path))) < wanted:
+        raise UsageError(
+            f"--max-model-len is {wanted:,}", f"allowed: at most {limit:,}, {resolved.name}'s own", "lower it"
+        )
 
 
 def backend_here(wanted: str = "auto") -> str:
@@ -186,43 +211,18 @@ def free_here(route: Route) -> int | None:
     return memory.cuda_free() if route == "gpu" else free
 
 
-def _of_folder(path: Path, card: Card | None) -> Weights:
-    values = checkpoint.num_values(path)  # first: it checks the files
-    nbytes = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-    return Weights(card.parameters or values if card else values, nbytes, False, nbytes, nbytes)
-
-
 def _is_apple() -> bool:
     return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
-def _of_gguf(gguf: GGUFFile) -> Weights:
-    tensors = gguf.tensors
-    values = sum(math.prod(each.shape) for each in tensors.values())
-    nbytes = sum(each.nbytes for each in tensors.values())
-    on_metal = sum(math.prod(each.shape) * _AFFINE_BITS.get(each.type, 32) // 8 for each in tensors.values())
-    table = math.prod(tensors["token_embd.weight"].shape) if "token_embd.weight" in tensors else 0
-    packed = int(_PACKED_BYTES * (values - table)) + _TABLE_BYTES * table
-    return Weights(values, nbytes, True, on_metal, packed)
-
-
-def _of_files(path: Path, card: Card | None) -> Weights | None:
-    try:
-        return weights_of(path, card)
-    except (FerrumError, OSError):  # loading it says what is wrong
-        return None
+def _limit(config: dict[str, Any]) -> int:
+    """Tokens that a model takes at most; 0 where its config does not say."""
+    nested = config.get("text_config")
+    said = (nested if isinstance(nested, dict) else config).get("max_position_embeddings")
+    return said if type(said) is int and said > 0 else 0
 
 
 def _expected(name: str, backend: str) -> Weights | None:
     """Of the variant that would be fetched."""
     choice = choose(name, backend)
-    if choice is None or choice.card.parameters is None:
-        return None
-    return _of_source(choice.card.parameters, choice.sources[0])
-
-
-def _of_source(values: int, source: Source) -> Weights:
-    nbytes = source.size or int(values * _STORED[source.variant])
-    if source.format == "safetensors":
-        return Weights(values, nbytes, False, nbytes, nbytes)
-    return Weights(values, nbytes, True, int(values * _K_QUANTS_BITS / 8), _PACKED_UNSEEN * values)
+    return of_source(choice.card, choice.sources[0]) if choice else None

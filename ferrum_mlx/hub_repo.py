@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ferrum_mlx.catalog import HubSource
 from ferrum_mlx.errors import (
@@ -19,6 +20,7 @@ from ferrum_mlx.errors import (
     ModelFileError,
     ModelNotFoundError,
     UnsupportedModelError,
+    UsageError,
     shown,
 )
 from ferrum_mlx.files import Report, disk_error, inside, sha256_of
@@ -67,16 +69,26 @@ def _wanted(source: HubSource) -> list[str]:
 
 def is_complete(folder: Path) -> bool:
     """Whether config, tokenizer and every weights file that the index names are there."""
-    if not (folder / "config.json").exists() or not any(folder.glob("tokenizer*")):
-        return False
+    return not lacks(folder)
+
+
+def lacks(folder: Path) -> str:
+    """What a folder has not that a model needs, in words; "" where all is there."""
+    if not (folder / "config.json").exists():
+        return "config.json"
+    if not any(folder.glob("tokenizer*")):
+        return "tokenizer files"
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        return (folder / "model.safetensors").exists()
+        return "" if (folder / "model.safetensors").exists() else "model.safetensors"
     try:
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return all(inside(folder, file).exists() for file in files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ModelFileError):
-        return False
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        lost = next((file for file in files if not inside(folder, file).exists()), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"a sound {index.name}"
+    except ModelFileError as error:
+        return f"a sound {index.name}: {error.what}"
+    return "" if lost is None else f"{shown(lost)}, which its index names"
 
 
 def pickles(folder: Path) -> str:
@@ -196,6 +208,28 @@ def partial_size(source: HubSource) -> int:
         with contextlib.suppress(FileNotFoundError):  # another process is done with it
             total += left.lstat().st_size if left.suffix != ".incomplete" else 0
     return total
+
+
+def check_settings() -> None:
+    """Whether the hub's library can be used at all as the environment has it.
+
+    Raises:
+        UsageError: HF_ENDPOINT is one at which the library fails wherever it is imported.
+        PermissionError: its cache may not be looked into; the library would take it for an empty one.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "")
+    try:
+        _ = urlsplit(endpoint).port
+    except ValueError as error:
+        raise UsageError(
+            f"HF_ENDPOINT is {shown(endpoint)}: {error}",
+            "allowed: http:// or https:// and a host",
+            "mend or unset it",
+        ) from error
+    from huggingface_hub import constants
+
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.scandir(constants.HF_HUB_CACHE).close()
 
 
 def is_offline() -> bool:

@@ -84,6 +84,9 @@ class MemoryRequirements:
         kv_tokens: that the pools hold, of all sequences together; 0 where windows alone bound a sequence.
         smallest_pool_bytes: of the smallest array that a step's writes might copy; 0 where all are
             written in place by construction.
+        kv_pool_bytes: of the pools, and of every slot for a state.
+        state_bytes: of one sequence's recurrent layers, however long it is.
+        state_slots: states that may be held at once, snapshots included; memory is taken as they are used.
     """
 
     parameter_bytes: int
@@ -91,6 +94,8 @@ class MemoryRequirements:
     kv_pool_bytes: int
     kv_tokens: int = 0
     smallest_pool_bytes: int = 0
+    state_bytes: int = 0
+    state_slots: int = 0
 
 
 class ExecutorState(Enum):

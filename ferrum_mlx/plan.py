@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ferrum_mlx.config import DEFAULT_CONTEXT, EngineConfig
 from ferrum_mlx.executor import ModelExecutor
 from ferrum_mlx.plain import size
 
 
 def plan(config: EngineConfig, executor: ModelExecutor) -> str:
-    return " · ".join((_context(config, executor), _pool(executor), _weights(executor)))
+    parts = _context(config, executor), *_kept(executor), _weights(executor)
+    return " · ".join(parts)
 
 
 def _context(config: EngineConfig, executor: ModelExecutor) -> str:
@@ -20,14 +23,18 @@ def _context(config: EngineConfig, executor: ModelExecutor) -> str:
     return said
 
 
-def _pool(executor: ModelExecutor) -> str:
+def _kept(executor: ModelExecutor) -> Iterator[str]:
+    """Of sequences: the pool of their keys and values, the slots of their states."""
     info, memory = executor.info, executor.memory()
-    if not memory.kv_bytes_per_token:
-        return f"states {size(memory.kv_pool_bytes)}"
-    facts = [info.kv_dtype or info.dtype, f"{size(memory.kv_bytes_per_token)} a token"]
-    if memory.kv_tokens:
-        facts.append(f"{memory.kv_tokens:,} tokens")
-    return f"KV pool {size(memory.kv_pool_bytes)} ({', '.join(facts)})"
+    states = memory.state_slots * memory.state_bytes
+    if memory.kv_bytes_per_token:
+        facts = [info.kv_dtype or info.dtype, f"{size(memory.kv_bytes_per_token)} a token"]
+        if memory.kv_tokens:
+            facts.append(f"{memory.kv_tokens:,} tokens")
+        yield f"KV pool {size(memory.kv_pool_bytes - states)} ({', '.join(facts)})"
+    if states:
+        each = f"{size(memory.state_bytes)} a request, {memory.state_slots} slots"
+        yield f"recurrent states {size(states)} ({each})"
 
 
 def _weights(executor: ModelExecutor) -> str:

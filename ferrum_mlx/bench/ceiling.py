@@ -72,7 +72,8 @@ def step_figures(
     if case.kind != "tg" or "decode_tps" not in figures:
         return {}
     kv = memory.kv_bytes_per_token * case.streams
-    read = memory.parameter_bytes + kv * (case.depth + case.tokens / 2)
+    states = memory.state_bytes * case.streams
+    read = memory.parameter_bytes + states + kv * (case.depth + case.tokens / 2)
     reached = figures["decode_tps"] / case.streams * read
     return {
         "kv_bytes": float(kv * (case.depth + case.tokens)),

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,7 +30,9 @@ def collect() -> Facts:
     """Every section's facts; no network call."""
     facts: Facts = {}
     for section in SECTIONS:
-        facts |= facts_of(section)
+        # what a library prints as it fails is no fact; but stdout itself is one
+        with nullcontext() if section is _terminal else redirect_stdout(sys.stderr):
+            facts |= facts_of(section)
     return facts
 
 
@@ -165,8 +168,14 @@ def _folder(folder: Path) -> str:
     """Where, how much is in it, and how much its disk has left."""
     if not folder.exists():
         return f"{folder}, not there yet; {size(_left(folder))} free"
+    if not folder.is_dir():
+        return f"{folder}, which is no folder"
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return f"{folder}, which cannot be read: permission denied"
     used = sum(_sizes(folder))
-    return f"{folder}, {size(used)} used, {size(_left(folder))} free"
+    return f"{folder}, {size(used)} used, {size(_left(folder))} free" + (
+        "" if os.access(folder, os.W_OK) else ", which cannot be written"
+    )
 
 
 def _left(folder: Path) -> int:

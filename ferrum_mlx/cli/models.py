@@ -12,6 +12,7 @@ from ferrum_mlx import fit, hub
 from ferrum_mlx.cli.narrate import say
 from ferrum_mlx.errors import UsageError
 from ferrum_mlx.plain import size
+from ferrum_mlx.sanitize import sanitize
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _backend = click.option(
@@ -48,7 +49,9 @@ def list_(backend: str, as_json: bool) -> None:
         here = "-" if status.size is None else size(status.size)
         mark = "*" if card and card.default else ""
         licence, title = (card.licence, card.title) if card else ("", "")
-        rows.append((mark, status.name, here, _room(fit.fit_of(status, backend=backend)), licence, title))
+        refused = fit.refusal(status, backend) is not None
+        room = "✗ refused, see info" if refused else _room(fit.fit_of(status, backend=backend))
+        rows.append((mark, sanitize(status.name), here, room, licence, title))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -95,11 +98,12 @@ def info(model: str, backend: str, as_json: bool) -> None:
         return
     width = max(map(len, facts))
     for name, value in facts.items():
-        click.echo(f"{name:<{width}}  {_shown(value)}")
+        click.echo(f"{name:<{width}}  {' '.join(sanitize(_shown(value)).split())}")
 
 
 def _facts(status: hub.ModelStatus, backend: str) -> dict[str, Any]:
-    card, room = status.card, fit.fit_of(status, backend=backend)
+    card, refused = status.card, fit.refusal(status, backend)
+    room = None if refused else fit.fit_of(status, backend=backend)
     return {
         "name": status.name,
         "title": card.title if card else None,
@@ -121,6 +125,7 @@ def _facts(status: hub.ModelStatus, backend: str) -> dict[str, Any]:
         "available_bytes": room.available_bytes if room else None,
         "fits": room.fits if room else None,
         "memory": room.why if room else None,
+        "refused": str(refused) if refused else None,
         "revision": status.revision or None,
         "source": status.source,
     }

@@ -51,6 +51,7 @@ class StateSlots:
     def release(self, seq: Sequence) -> None:
         if seq.state:
             self.pool.free([seq.state])
+            self._empty(seq.state)
         else:
             self._promised -= 1
         if seq.restore:
@@ -62,6 +63,7 @@ class StateSlots:
         if decoding and seq.rolling is not None and (old := self.pool.find(seq.rolling)) is not None:
             if self.pool.is_cached(old):
                 self.pool.forget(old)
+                self._empty(old)
             seq.rolling = None
         if self.pool.find(key) is not None or self.pool.num_free <= self._promised:
             return
@@ -71,3 +73,7 @@ class StateSlots:
         self.pool.free([slot])
         if decoding:
             seq.rolling = key
+
+    def _empty(self, slot: int) -> None:
+        """Arrays that nobody can find any more would be kept until the slot's turn comes."""
+        self._copy(None, slot)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ferrum_mlx.bench import ceiling, machine, workloads
@@ -16,6 +18,8 @@ def test_a_step_reads_the_weights_and_every_stream_s_kv() -> None:
     assert found["step_bytes"] == 1000 + 4 * 2 * (50 + 100 / 2)
     assert found["kv_bytes"] == 4 * 2 * 150
     assert found["bandwidth_fraction"] == pytest.approx(10 * 1800 / 20_000)  # ten steps a second
+    with_states = ceiling.step_figures(case, replace(MEMORY, state_bytes=30), {"decode_tps": 40.0}, 20_000.0)
+    assert with_states["step_bytes"] == found["step_bytes"] + 4 * 30
 
 
 def test_only_a_decode_has_such_a_step() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -95,6 +96,29 @@ def test_the_cache_is_measured_and_links_are_counted_once(
         blob.truncate(1_500_000_000)  # a hole: it takes no room
     (tmp_path / "cache" / "link").symlink_to("blob")
     assert "1.5 GB used, " in doctor_facts._cache()["cache"]
+
+
+def test_a_cache_that_cannot_be_used_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_facts._folder(tmp_path).endswith(" free")
+    (tmp_path / "file").write_text("x")
+    assert doctor_facts._folder(tmp_path / "file").endswith("file, which is no folder")
+    for kind, said in (
+        (os.W_OK, "free, which cannot be written"),
+        (os.R_OK, "which cannot be read: permission"),
+    ):
+        monkeypatch.setattr(doctor_facts.os, "access", lambda _, mode, kind=kind: not mode & kind)
+        assert said in doctor_facts._folder(tmp_path)
+
+
+def test_what_a_library_prints_is_no_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _loud() -> dict[str, str]:
+        print("Error importing something")
+        return {"loud": "yes"}
+
+    monkeypatch.setattr(doctor_facts, "SECTIONS", (_loud, doctor_facts._terminal))
+    done = CliRunner().invoke(doctor.doctor, ["--json"])
+    assert json.loads(done.stdout)["loud"] == "yes"
+    assert "Error importing something" in done.stderr
 
 
 def test_a_password_in_the_hubs_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,30 @@ def test_list_says_what_fits(
 
 
 def test_what_nobody_knows_is_said(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "refusal", lambda status, backend: None)
     monkeypatch.setattr(fit, "fit_of", lambda status, backend: None)
     assert all("? unknown" in row for row in run("list").stdout.splitlines()[1:])
     assert json.loads(run("info", "--json").stdout)["fits"] is None
     assert "fits             -" in run("info").stdout
+
+
+def test_what_a_backend_would_refuse_is_said(private_cache: Path) -> None:
+    for backend, refused in (("torch", True), ("mlx", False)):
+        (row,) = (line for line in run("list", "--backend", backend).stdout.splitlines() if "5-0.8b" in line)
+        assert ("✗ refused, see info" in row) is refused
+        facts = json.loads(run("info", "qwen3.5-0.8b", "--backend", backend, "--json").stdout)
+        assert (facts["refused"] is not None, facts["fits"] is None) == (refused, refused)
+        assert ("recurrent state 3 × " in (facts["memory"] or "")) is not refused
+    assert "take --backend mlx" in run("info", "qwen3.5-0.8b", "--backend", "torch").stdout
+
+
+def test_a_name_with_control_characters_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[31m\nb.gguf").write_bytes(b"GGUF")
+    shown = run("info", str(tmp_path / "a\x1b[31m\nb.gguf"))
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.stdout
+    assert len(shown.stdout.splitlines()) == len(json.loads(run("info", "--json").stdout))
+    assert "is not a sound GGUF file" in shown.stdout
 
 
 def test_each_backend_has_files_of_its_own(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +99,7 @@ def test_each_backend_has_files_of_its_own(fake_hub: Any, monkeypatch: pytest.Mo
     for module in (catalog, hub):
         monkeypatch.setattr(module, "cards", lambda: {"qwen3-8b": card})
     asked: list[str] = []
+    monkeypatch.setattr(fit, "refusal", lambda status, backend: None)  # the files are no real ones
     monkeypatch.setattr(fit, "fit_of", lambda status, backend: asked.append(backend))
     assert run("pull", "qwen3-8b:mlx-4bit", "--backend", "mlx").exit_code == 0
     for options, here in (([], True), (["--backend", "mlx"], True), (["--backend", "torch"], False)):

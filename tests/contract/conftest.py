@@ -118,6 +118,7 @@ if find_spec("torch"):  # else test_torch_only.py is skipped, and says why
     import torch
 
     BACKENDS["torch"] = _torch
+    BACKENDS["torch-plain"] = _torch  # without the kernel, as where numba is not installed
     BACKENDS["torch-captured"] = _torch
     if torch.cuda.is_available():
         BACKENDS["torch-cuda"] = lambda config, blocks: _torch(config, blocks, "cuda")
@@ -155,6 +156,8 @@ def build(request: pytest.FixtureRequest) -> Build:
         executor.prepare_startup()
         if request.param == "mlx-kernel":
             _through_the_kernel(executor)
+        if request.param == "torch-plain":
+            executor.slow_down(kernel=True)  # type: ignore[attr-defined]
         if request.param == "torch-captured":
             _capture(executor)
         return executor

@@ -303,7 +303,9 @@ def test_without_the_kernel_there_are_none_either() -> None:
     def absent() -> Any:
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
-    kernel, graphs = off(build(), make=absent).split("; ")
+    executor = build()
+    executor.slow_down(kernel=True)  # the CPU's
+    kernel, graphs = off(executor, make=absent).split("; ")
     assert kernel == "paged kernel: triton is not installed"
     assert graphs == "captured decode steps: they need the paged kernel, which is off"
 

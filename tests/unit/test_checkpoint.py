@@ -64,6 +64,16 @@ def test_a_sound_folder(folder: Path) -> None:
         ("vocab_size", "x" * 5000, "vocab_size is 'xxx"),
         ("intermediate_size", 10**12, "0 to 2,147,483,647"),
         ("max_position_embeddings", 1e300, "max_position_embeddings"),
+        ("max_position_embeddings", 4096.0, "a whole number"),
+        ("max_position_embeddings", "big", "'big'; a whole number"),
+        ("max_position_embeddings", True, "True; a whole number"),
+        ("num_attention_heads", 0, "num_attention_heads is 0; at least 1"),
+        ("num_key_value_heads", -1, "num_key_value_heads is -1; at least 1"),
+        ("rope_theta", float("inf"), "rope_theta is inf; a finite number"),
+        ("rope_theta", float("nan"), "rope_theta is nan; a finite number"),
+        ("attention_dropout", float("nan"), "nan; a finite number"),
+        ("text_config", [1], "text_config is [1]; a config"),
+        ("text_config", "x", "text_config is 'x'; a config"),
         ("num_experts", 10**5, "num_experts"),
         ("text_config", {"hidden_size": 10**12}, "hidden_size"),
         ("text_config", {"num_hidden_layers": 5}, "5"),
@@ -261,3 +271,13 @@ def test_configs_of_all_torch_model_types_are_believed() -> None:
         checkpoint.check_sizes(model.config.to_dict(), shapes, Path(name))
         parts = (model.parameters(), model.buffers())
         checkpoint.check_scale(sum(part.numel() for some in parts for part in some), shapes, Path(name))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_may_not_be_read(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library would say that there is no such file."""
+    monkeypatch.setattr(checkpoint.os, "access", lambda path, _: path.name != name)
+    with pytest.raises(ModelFileError, match=f"{name} cannot be read: permission denied; check its perm"):
+        checkpoint.check_folder(folder)
+    monkeypatch.undo()
+    checkpoint.check_folder(folder)

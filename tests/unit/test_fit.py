@@ -18,6 +18,7 @@ from ferrum_mlx.catalog import Card, HubSource, KVShape, ResolvedModel, cards
 from ferrum_mlx.errors import UsageError
 from ferrum_mlx.gguf import GGUFFile
 from ferrum_mlx.hub import ModelStatus
+from ferrum_mlx.weights_size import AFFINE_BITS, weights_of
 
 CARD = Card(
     alias="tiny",
@@ -48,9 +49,13 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return machine
 
 
-@pytest.mark.parametrize(("route", "weights"), [("metal", 2e9), ("packed", 2e9), ("mlx-cpu", 4e9)])
-def test_a_card_takes_weights_kv_and_a_workspace(route: fit.Route, weights: float, on: Any) -> None:
-    kv = 2 * 10 * 4 * 64 * 1000 * fit.KV_BYTES[route]
+@pytest.mark.parametrize(
+    ("route", "weights", "number"), [("metal", 2e9, 2), ("packed", 2e9, 4), ("mlx-cpu", 4e9, 4)]
+)
+def test_a_card_takes_weights_kv_and_a_workspace(
+    route: fit.Route, weights: float, number: int, on: Any
+) -> None:
+    kv = 2 * 10 * 4 * 64 * 1000 * number
     exactly = int(weights) + kv + fit.WORKSPACE
     free = max(exactly, 5_000_000_000 if route == "mlx-cpu" else 0)
     on(route, free)
@@ -109,18 +114,19 @@ def test_a_variant_that_is_named_is_the_one_that_is_judged(on: Any) -> None:
     named, plain = fit.fit_of(status), fit.fit_of(replace(status, name="tiny"))
     assert named
     assert plain
-    assert named.needed_bytes - plain.needed_bytes == int(1e9 * (5 + 32 / 6) / 8) - 2_000_000_000
+    weights = int(1e9 * (5 + 32 / 6) / 8) - 2_000_000_000
+    assert named.needed_bytes - plain.needed_bytes == weights + CARD.kv_bytes(4096, 4) - CARD.kv_bytes(4096)
 
 
 def test_ggufs_by_their_headers(tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
     for kind, bits in (("F32", 32), ("Q8_0", 10), ("Q4_0", 6), ("Q5_0", 32)):
         values = write_gguf(tmp_path / "m.gguf", kind)
-        weights = fit.weights_of(tmp_path / "m.gguf")
+        weights = weights_of(tmp_path / "m.gguf")
         matrices = sum(array.size for array in values.values() if array.ndim > 1)
         vectors = sum(array.size for array in values.values() if array.ndim == 1)
         assert weights.values == matrices + vectors
         assert weights.nbytes == sum(each.nbytes for each in GGUFFile(tmp_path / "m.gguf").tensors.values())
-        assert weights.on_metal == matrices * bits // 8 + 4 * vectors
+        assert weights.on_mlx == matrices * bits // 8 + 4 * vectors
         assert weights.kept("float32", 0) == weights.kept("mlx-cpu", 0) == 4 * weights.values
         table = math.prod(GGUFFile(tmp_path / "m.gguf").tensors["token_embd.weight"].shape)
         assert weights.kept("packed", 0) == int(1.125 * (weights.values - table)) + 7 * table
@@ -134,9 +140,7 @@ def test_bytes_on_metal_are_those_of_the_codes(kind: str, tmp_path: Path, write_
     stored = file.read_quantized(name)
     assert stored is not None
     groups = stored.scales.size
-    assert (
-        stored.codes.size * stored.bits // 8 + 8 * groups == stored.codes.size * fit._AFFINE_BITS[kind] // 8
-    )
+    assert stored.codes.size * stored.bits // 8 + 8 * groups == stored.codes.size * AFFINE_BITS[kind] // 8
 
 
 def folder(path: Path, config: dict[str, Any], **tensors: np.ndarray) -> Path:
@@ -148,7 +152,7 @@ def folder(path: Path, config: dict[str, Any], **tensors: np.ndarray) -> Path:
 
 def test_folders_by_their_headers(tmp_path: Path) -> None:
     whole = folder(tmp_path / "a", {}, w=np.zeros((8, 4), np.float16), v=np.zeros(3, np.float16))
-    weights = fit.weights_of(whole)
+    weights = weights_of(whole)
     assert weights.values == 35
     assert weights.nbytes == (whole / "model.safetensors").stat().st_size
     assert weights.kept("gpu", 0) == 70
@@ -174,20 +178,37 @@ def test_packed_folders_by_what_their_codes_unpack_to(
 ) -> None:
     whole = {"embed": np.zeros((10, 10), np.float16)}  # is not packed, whatever the config says
     packed = folder(tmp_path / "m", config, w=np.zeros((1000, 1000), kind), **whole)
-    found = fit.weights_of(packed)
+    found = weights_of(packed)
     assert found.values == values + 100
     assert found.kept("gpu", 0) == 2 * found.values
-    assert fit.weights_of(packed, CARD).values == CARD.parameters
+    assert weights_of(packed, CARD).values == CARD.parameters
 
 
 def test_weights_without_room_are_refused_with_numbers(tmp_path: Path, write_gguf: Any) -> None:
     write_gguf(tmp_path / "m.gguf", "F32")
     model = ResolvedModel(name="tiny", path=tmp_path / "m.gguf", format="gguf", card=CARD)
-    needed = fit.weights_of(model.path).kept("packed", 0)
+    needed = weights_of(model.path).kept("packed", 0)
     fit.check_weights(model, "packed", needed)
     with pytest.raises(UsageError, match=r"tiny needs [\d.]+ kB of memory for its weights") as caught:
         fit.check_weights(model, "packed", needed - 1)
     assert "another variant (safetensors, gguf)" in caught.value.next_step
+
+
+def test_a_context_is_refused_before_weights_are_read(tmp_path: Path, write_gguf: Any) -> None:
+    write_gguf(tmp_path / "m.gguf", "F32")
+    config = {"model_type": "llama", "text_config": {"max_position_embeddings": 128}}
+    nested = folder(tmp_path / "folder", config, w=np.zeros((8, 4), np.float16))
+    unsaid = folder(tmp_path / "unsaid", {}, w=np.zeros((8, 4), np.float16))
+    for path, kind in ((tmp_path / "m.gguf", "gguf"), (nested, "safetensors"), (unsaid, "safetensors")):
+        model = ResolvedModel(name="tiny", path=path, format=kind)
+        for context in (None, 16, 128):
+            fit.check_context(model, context)
+        if path == unsaid:
+            fit.check_context(model, 2**62)
+            continue
+        for context in (129, 2**62):
+            with pytest.raises(UsageError, match="allowed: at most 128, tiny's own"):
+                fit.check_context(model, context)
 
 
 @pytest.mark.parametrize("backend", ["mlx", "torch"])
@@ -216,14 +237,16 @@ def test_a_backend_refuses_before_it_reads(
 
 @pytest.mark.parametrize("alias", list(cards()))
 def test_every_card_says_what_it_takes(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 10**12)
-    monkeypatch.setattr(fit, "route_here", lambda backend="": "packed")
     card = cards()[alias]
-    found, longer = fit.fit_of(card), fit.fit_of(card, 32768)
+    monkeypatch.setattr(memory, "available", lambda: 10**12)
+    monkeypatch.setattr(fit, "route_here", lambda backend="": "mlx-cpu" if card.states else "packed")
+    found, longer = (fit.fit_of(card, tokens, "mlx" if card.states else "torch") for tokens in (4096, 32768))
     assert found
     assert longer
     assert card.parameters
-    assert card.parameters < found.needed_bytes < longer.needed_bytes
+    assert card.parameters < found.needed_bytes
+    assert found.needed_bytes < longer.needed_bytes or card.context <= 4096
     on_metal = fit.catalogued_bytes(card, 4096)
     assert on_metal
     assert on_metal < found.needed_bytes
+    assert f"KV of {min(32768, card.context):,} tokens" in longer.why

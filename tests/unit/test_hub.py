@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def test_an_incomplete_folder(tmp_path: Path, no_network: None) -> None:
     index = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(index)
     (tmp_path / "model-1.safetensors").write_text("")
-    with pytest.raises(ModelFileError, match="no complete model"):
+    with pytest.raises(
+        ModelFileError, match=r"no complete model: it lacks 'model-2\.safetensors', which its"
+    ):
         hub.resolve(str(tmp_path))
     (tmp_path / "model-2.safetensors").write_text("")
     assert hub.resolve(str(tmp_path)).path == tmp_path
@@ -47,6 +50,43 @@ def test_an_incomplete_folder(tmp_path: Path, no_network: None) -> None:
 def test_a_path_that_is_not_there(name: str, no_network: None) -> None:
     with pytest.raises(ModelNotFoundError, match="no file or folder"):
         hub.resolve(name)
+
+
+def test_a_pipe_or_a_device_is_no_file(tmp_path: Path, no_network: None) -> None:
+    os.mkfifo(tmp_path / "p.gguf")
+    (tmp_path / "zero.gguf").symlink_to("/dev/zero")
+    for name in ("p.gguf", "zero.gguf"):
+        with pytest.raises(ModelFileError, match=rf"{name} is no file; allowed: a folder"):
+            hub.resolve(str(tmp_path / name))
+
+
+def test_an_address_at_which_the_library_breaks(monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
+    for endpoint in ("http://host:99999999", "http://[::1", "http://host:x"):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        for call in (hub.list_models, lambda: hub.resolve("qwen3-4b"), lambda: hub.pull("a/b")):
+            with pytest.raises(UsageError, match=r"HF_ENDPOINT is 'http.*mend or unset it"):
+                call()
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example:8443/models")
+    assert hub.list_models()
+
+
+def test_a_hub_cache_that_may_not_be_read_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    assert hub.list_models()
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ModelFileError, match="cannot be read: permission denied") as caught:
+        hub.list_models()
+    assert str(constants.HF_HUB_CACHE) in caught.value.what
+
+
+def test_nothing_is_removed_where_nothing_is_named(no_network: None) -> None:
+    """The default model is meant elsewhere; here, as likely, a variable that is not set."""
+    with pytest.raises(UsageError, match="no model is named"):
+        hub.remove("")
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 5000, "/" + "x" * 5000, "a/" + "x" * 5000])

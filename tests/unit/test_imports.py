@@ -49,6 +49,9 @@ LAYERS = (
             "catalog",
             "checkpoint",
             "fit",
+            "kept",
+            "packing",
+            "weights_size",
             "hub",
             "hub_fetch",
             "hub_card",
@@ -80,6 +83,9 @@ BACKEND_MAY = {
         "catalog",
         "checkpoint",
         "fit",
+        "kept",
+        "packing",
+        "weights_size",
         "gguf_quants",
         "gguf_weights",
         "detokenizer",
@@ -99,6 +105,7 @@ OWNERS = {
 }
 IMPORTED_AS = {"markdown-it-py": "markdown_it"}
 COMES_WITH_TORCH = {"triton"}  # where it is built for CUDA
+COMES_WITH_NUMBA = {"llvmlite"}
 HEAVY = {"mlx", "mlx_lm", "torch", "transformers"}
 
 
@@ -230,11 +237,19 @@ def undeclared(name: str, source: str, is_package: bool = False) -> set[str]:
     """Third-party packages a module imports without pyproject.toml asking for them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["torch"], *extras["plot"]]
+    asked = [*project["dependencies"], *extras["torch"], *extras["cpu"], *extras["plot"]]
     packages = {re.split(r"[^a-z0-9-]", line)[0] for line in asked}
     known = {IMPORTED_AS.get(package, package.replace("-", "_")) for package in packages}
     tops = {target.split(".")[0] for target, _ in imports(name, source, is_package)}
-    return tops - known - COMES_WITH_TORCH - sys.stdlib_module_names - set(FOLDERS) - {"ferrum_models"}
+    return (
+        tops
+        - known
+        - COMES_WITH_TORCH
+        - COMES_WITH_NUMBA
+        - sys.stdlib_module_names
+        - set(FOLDERS)
+        - {"ferrum_models"}
+    )
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

@@ -170,6 +170,15 @@ def load_folder(path: Path) -> Any:
     return load_model(ResolvedModel(name="f", path=path, format="safetensors"))
 
 
+@pytest.mark.parametrize("kind", ["olmo", "cache", "no_such_type"])
+def test_a_type_that_mlx_lm_cannot_run_here(kind: str, folder: Path) -> None:
+    """olmo's module ends the process where a package is not installed; cache is none of a model."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": kind}))
+    with pytest.raises(UnsupportedModelError):
+        load_folder(folder)
+
+
 def test_a_truncated_safetensors_file(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])

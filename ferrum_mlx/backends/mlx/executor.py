@@ -93,7 +93,7 @@ class MLXExecutor(PagedExecutor):
         self._latest: Sampled | None = None  # the latest launch
         self._halves, self._ahead = Halves(), False
         self._parameter_bytes = sum(array.nbytes for array in parameter_arrays(model)) + self._adapted.nbytes
-        self._state_pool_bytes = plan.num_states * sum(spec.num_bytes for spec in self._state_specs)
+        self._state_bytes, self._state_slots = state_bytes, plan.num_states
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._packed = PackedModel(
             model, context, inspection, store, lambda i, layer: self._storage(group_of[i], layer)
@@ -191,14 +191,17 @@ class MLXExecutor(PagedExecutor):
         return max(2, min(8, 32 // max(1, group)))
 
     def memory(self) -> MemoryRequirements:
+        pools = sum(storage.nbytes for storage in self._packed.storages)
         return MemoryRequirements(
             parameter_bytes=self._parameter_bytes,
             kv_bytes_per_token=sum(group.bytes_per_token for group in self.kv.groups),
             kv_tokens=self.kv.tokens_held,
-            kv_pool_bytes=sum(s.nbytes for s in self._packed.storages) + self._state_pool_bytes,
+            kv_pool_bytes=pools + self._state_slots * self._state_bytes,
             smallest_pool_bytes=min(
                 (size for s in self._packed.storages for size in s.pool_bytes() if size), default=0
             ),
+            state_bytes=self._state_bytes,
+            state_slots=self._state_slots,
         )
 
     def forward(self, token_ids: Sequence[int], *, adapter: str = "", exact_kv: bool = False) -> np.ndarray:

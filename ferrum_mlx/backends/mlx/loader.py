@@ -13,9 +13,10 @@ from mlx.nn.layers.quantized import quantize
 
 from ferrum_mlx import checkpoint
 from ferrum_mlx.catalog import ResolvedModel
-from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line
+from ferrum_mlx.errors import ModelFileError, UnsupportedModelError, one_line, shown
 from ferrum_mlx.gguf_quants import GROUP, QuantizedTensor
 from ferrum_mlx.gguf_weights import GGUFWeights
+from ferrum_mlx.packing import check_packing
 
 
 def load_model(resolved: ResolvedModel, *, quantized: bool = False) -> tuple[Module, dict[str, Any]]:
@@ -39,30 +40,26 @@ def _load_folder(folder: Path) -> tuple[Module, dict[str, Any]]:
     from mlx_lm.utils import load_model as load_mlx_lm
 
     checkpoint.check_folder(folder)  # mlx reads lazily: a fault would show in the middle of a forward
+    config = checkpoint.read_json(folder / "config.json")
+    check_packing(config, "mlx", folder)
     try:
         return load_mlx_lm(folder, lazy=True, strict=True, trust_remote_code=False)
-    except Exception as error:  # the model classes raise what they like over a bad config
+    except (Exception, SystemExit) as error:  # the model classes raise what they like, or end the process
         reason = one_line(error)
         if "trust_remote_code" in reason:
             raise UnsupportedModelError(
                 f"{folder} brings its own model code, which is never run", next_step="choose another model"
             ) from error
-        if _is_gptq(folder):
+        if isinstance(error, SystemExit):  # olmo's does, with a line on stdout
             raise UnsupportedModelError(
-                f"{folder} is packed by GPTQ in a form that mlx-lm cannot read",
-                "allowed on MLX: packed for MLX or by AWQ, or float32, float16 or bfloat16 weights",
-                "take the model it was made of, or a GGUF of it",
+                f"{folder}: mlx-lm's class for {shown(config['model_type'])} wants a package besides",
+                next_step="take --backend torch, or choose another model",
             ) from error
-        if "not supported" in reason or "custom module" in reason:
+        if any(words in reason for words in ("not supported", "custom module", "has no attribute 'Model'")):
             raise UnsupportedModelError(f"{folder}: {reason}", "see mlx-lm's list of model types") from error
         raise ModelFileError(
             f"{folder} cannot be loaded: {reason}", next_step="get the model again"
         ) from error
-
-
-def _is_gptq(folder: Path) -> bool:
-    said = checkpoint.read_json(folder / "config.json").get("quantization_config")
-    return isinstance(said, dict) and said.get("quant_method") == "gptq"
 
 
 def _load_gguf(resolved: ResolvedModel, quantized: bool) -> tuple[Module, dict[str, Any]]:

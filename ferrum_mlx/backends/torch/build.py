@@ -16,8 +16,9 @@ from ferrum_mlx.backends.torch.loader import load_model, stored_weights
 from ferrum_mlx.backends.torch.quantized import check_bits
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.fit import Route, check_weights
+from ferrum_mlx.fit import check_weights
 from ferrum_mlx.model_info import ModelInfo
+from ferrum_mlx.weights_size import Route
 
 PACKED = "--numerics fast packs them: int4 where the file has 4 bits, else int8; exact keeps float32"
 MEASURED = (

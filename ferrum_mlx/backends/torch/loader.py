@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.utils import logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from ferrum_mlx import checkpoint
 from ferrum_mlx.backends.torch import device as devices
@@ -25,6 +25,8 @@ from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.errors import FerrumError, ModelFileError, UnsupportedModelError, one_line
 from ferrum_mlx.gguf_quants import QuantizedTensor
 from ferrum_mlx.gguf_weights import GGUFWeights
+from ferrum_mlx.kept import check_states, kept_by
+from ferrum_mlx.packing import check_packing, packing_of
 
 logging.disable_progress_bar()  # ours narrates, and stdout is data
 logging.set_verbosity_error()  # what matters of it is checked here
@@ -56,11 +58,14 @@ def load_model(
 
 def _load_folder(folder: Path, device: Device, as_stored: bool) -> tuple[PreTrainedModel, list[str]]:
     shapes = checkpoint.check_folder(folder)
-    parameters = sum(math.prod(shape) for shape in shapes.values())
+    stored_config = checkpoint.read_json(folder / "config.json")
+    check_packing(stored_config, "torch", folder)
+    kept = kept_by(stored_config)
+    check_states(bool(kept and kept.states), "torch", folder)
+    packed = {"quantization_config": Mxfp4Config(dequantize=True)} if packing_of(stored_config) else {}
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        _check_not_packed(folder, config)
-        _check_scale(config, shapes, folder)
+        parameters = _check_scale(config, shapes, folder).num_parameters()
         stored = getattr(config.get_text_config(), "dtype", None) or torch.float32
         dtype, note = (stored, None) if as_stored else devices.weights_dtype(device, stored, parameters)
         model, found = _with_report(
@@ -71,6 +76,7 @@ def _load_folder(folder: Path, device: Device, as_stored: bool) -> tuple[PreTrai
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            **packed,
         )
     except FerrumError:
         raise
@@ -86,15 +92,6 @@ def _with_report(cls: Any, folder: Path | None, **settings: Any) -> tuple[PreTra
         folder, output_loading_info=True, ignore_mismatched_sizes=True, **settings
     )
     return model, found
-
-
-def _check_not_packed(folder: Path, config: PreTrainedConfig) -> None:
-    if getattr(config, "quantization", None):
-        raise UnsupportedModelError(
-            f"{folder} is packed for MLX, which torch cannot read",
-            "allowed on torch: float32, float16 or bfloat16 weights, and GGUFs",
-            "take the model it was made of, or --backend mlx",
-        )
 
 
 def _check_scale(config: PreTrainedConfig, shapes: checkpoint.Shapes, where: Path) -> PreTrainedModel:

@@ -76,8 +76,11 @@ def test_four_bits_are_refused_with_the_way_out() -> None:
 def test_the_kernel_and_captured_steps_are_off_and_say_why() -> None:
     executor = BACKENDS["torch"](tiny_config(kv_bits=8), 40)
     executor.prepare_startup()
+    kernel = "paged kernel: it reads K and V in the model's own dtype, not in 8 bits (--kv-bits 8)"
+    assert executor.capabilities().off == (kernel,)  # the CPU's
     executor.speed_up(lambda: attend, TapeCapture())  # type: ignore[attr-defined]
     assert executor.capabilities().off == (
-        "paged kernel: it reads K and V in the model's own dtype, not in 8 bits (--kv-bits 8)",
+        kernel,
+        kernel,
         "captured decode steps: they need the paged kernel, which is off",
     )
