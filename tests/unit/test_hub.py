@@ -83,12 +83,6 @@ def test_a_hub_cache_that_may_not_be_read_is_not_an_empty_one(monkeypatch: pytes
     assert str(constants.HF_HUB_CACHE) in caught.value.what
 
 
-def test_nothing_is_removed_where_nothing_is_named(no_network: None) -> None:
-    """The default model is meant elsewhere; here, as likely, a variable that is not set."""
-    with pytest.raises(UsageError, match="no model is named"):
-        hub.remove("")
-
-
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 5000, "/" + "x" * 5000, "a/" + "x" * 5000])
 def test_a_path_the_system_refuses(name: str, no_network: None) -> None:
     with pytest.raises(ModelNotFoundError, match="no file or folder") as caught:
