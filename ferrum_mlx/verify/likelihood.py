@@ -37,7 +37,7 @@ def likelihood(subject: Subject) -> Row:
     change, bound = ours / own - 1, LIKELIHOOD_BOUNDS[kept]
     detail = (
         f"NLL of {len(ids)} tokens {ours:.4f} with {kept}, {own:.4f} with {info.dtype} ({change:+.2%}; "
-        f"allowed: {bound:.0%}), perplexity {exp(ours):.3f} and {exp(own):.3f}"
+        f"allowed: {bound:.1%}), perplexity {exp(ours):.3f} and {exp(own):.3f}"
     )
     return Row(outcome=WITHIN if abs(change) <= bound else FAULT, detail=detail)  # NaN is a fault
 
