@@ -11,6 +11,7 @@ from textual.widgets._footer import FooterKey
 
 _FIRST = ("enter", "escape")
 _BLANKS = 3  # cells around a key, and behind what it does
+_WITH_PALETTE = 60  # cells of a row that has room for it
 _EDGE = 2  # more of the palette's, which stands at the right
 
 
@@ -29,11 +30,12 @@ class KeyRow(Footer):
         return [key for key in found if isinstance(key, FooterKey)]
 
     def _fit(self, keys: list[FooterKey]) -> None:
-        """Show what there is room for, in the order of the keys; the style sheet says when the palette is."""
+        """Show what there is room for, in the order of the keys; on a wide row the palette's before all."""
         room = self.size.width
         palette = [key for key in keys if key.has_class("-command-palette")]
-        if palette and not self.screen.has_class("-narrow"):
-            room -= _width(palette[0]) + _EDGE
+        for key in palette:
+            key.display = room >= _WITH_PALETTE
+            room -= (_width(key) + _EDGE) * key.display
         for key in keys:
             if key not in palette:
                 key.display = _width(key) - 1 <= room  # the last blank may be missing

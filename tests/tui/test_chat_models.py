@@ -91,7 +91,6 @@ async def test_a_model_that_cannot_be_leaves_the_working_one_alone(
     ("command", "config", "why"),
     [
         ("/model", '{"model_type": "llama", "hidden_size": 3}', "no tensor of the weights has it"),
-        ("/model", '{"model_type": "nosuch"}', "of model type 'nosuch', which mlx_lm does not know"),
         ("/compare", '{"model_type": "nosuch"}', "of model type 'nosuch', which mlx_lm does not know"),
         ("ctrl+o", "[", "config.json is not sound JSON"),
     ],

@@ -150,8 +150,9 @@ async def test_another_model_keeps_what_has_come(chat: ChatApp, stage: Any, path
 
 
 # With one token it is half a character, which is no answer either.
-@pytest.mark.parametrize("tokens", [0, 1])
-@pytest.mark.parametrize("by", ["another model", "a new chat", "escape"])
+@pytest.mark.parametrize(
+    ("by", "tokens"), [("another model", 0), ("another model", 1), ("a new chat", 0), ("escape", 1)]
+)
 async def test_before_the_first_word_the_prompt_is_a_draft_again(
     by: str, tokens: int, chat: ChatApp, stage: Any, path: Path
 ) -> None:

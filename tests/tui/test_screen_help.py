@@ -80,7 +80,6 @@ async def test_remapped_keys() -> None:
     ("keymap", "line"),
     [
         ({}, ["esc", "Stop, or to the prompt"]),
-        ({"chat.stop": "f8", "chat.prompt": "f8"}, ["f8", "Stop, or to the prompt"]),
         ({"chat.stop": "f8", "chat.prompt": "f9"}, ["f9", "To the prompt"]),
     ],
 )
