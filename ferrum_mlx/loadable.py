@@ -13,6 +13,7 @@ from pathlib import Path
 from ferrum_mlx import checkpoint, hub
 from ferrum_mlx.errors import UnsupportedModelError, shown
 from ferrum_mlx.files import readable
+from ferrum_mlx.fit import check_files
 
 # By backend: the library whose model classes it takes, and its files that have model types in quotes.
 _LIBRARY = {"mlx": "mlx_lm", "torch": "transformers"}
@@ -40,18 +41,12 @@ def check_loadable(model: str, backend: str) -> None:
 
         GGUFWeights(resolved.gguf)
         return
-    checkpoint.check_folder(resolved.path)
-    config = checkpoint.read_json(resolved.path / "config.json")
-    kind, library = config["model_type"], _LIBRARY[backend]
+    check_files(resolved.path, backend)
+    kind, library = checkpoint.read_json(resolved.path / "config.json")["model_type"], _LIBRARY[backend]
     if not _may_know(library, kind):
         raise UnsupportedModelError(
             f"{resolved.path} is of model type {shown(kind)}, which {library} does not know",
             next_step="choose another model",
-        )
-    if backend == "torch" and config.get("quantization"):
-        raise UnsupportedModelError(
-            f"{resolved.path} is packed for MLX, which torch cannot read",
-            next_step="take the model it was made of, or --backend mlx",
         )
 
 
