@@ -13,12 +13,22 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, int32, njit, types, uint16
+from numba import carray, cfunc, float32, from_dtype, int32, int64, njit, types, uint16
 from numba.extending import intrinsic, overload
 
 PIECE = 512  # keys of a task
 _TILE = 128  # keys whose scores are kept at once; PIECE is a multiple
 _LEAST = np.float32(-3e38)
+ARGUMENTS = np.dtype(
+    [
+        *((name, np.int64) for name in ("next", "count", "rows", "tokens", "kv_heads", "slots")),
+        *((name, np.int64) for name in ("sequences", "num_blocks", "block_size", "window")),
+        *((name, np.int64) for name in ("sums", "stats", "queries", "keys", "values")),  # addresses
+        *((name, np.int64) for name in ("starts", "counts", "contexts", "firsts", "blocks", "tasks")),
+        ("scale", np.float32),
+        ("softcap", np.float32),
+    ]
+)
 _OPTIONS: dict[str, Any] = {
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # but not "there is no NaN, no infinity"
     "error_model": "numpy",
@@ -43,6 +53,28 @@ def _of_bits(typing: Any, bits: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
     return float32(int32), generate
+
+
+@intrinsic
+def _claim(typing: Any, given: Any) -> Any:
+    """The first number behind a pointer, and one is added to it, whoever else does so at once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        counter = builder.bitcast(args[0], ir.PointerType(ir.IntType(64)))
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return int64(given), generate
+
+
+@intrinsic
+def _pointer(typing: Any, address: Any, like: Any) -> Any:
+    """To numbers of `like`'s type."""
+    pointer = types.CPointer(like)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    return pointer(int64, like), generate
 
 
 def _number(kept: Any) -> Any:
@@ -112,7 +144,7 @@ def _weigh(scores: Any, first: int, last: int, stats: Any, sums: Any) -> None:
 
 
 @cache
-def attention(head_dim: int, value_dim: int, group: int) -> Callable[..., None]:
+def _attention(head_dim: int, value_dim: int, group: int) -> Callable[..., None]:
     """The function that does some of a step's tasks, for so many query heads a kv head.
 
     Its arguments:
@@ -197,12 +229,47 @@ def attention(head_dim: int, value_dim: int, group: int) -> Callable[..., None]:
     return attend
 
 
+@cache
+def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
+    """A function of no Python, whose argument is a pointer to ARGUMENTS: each thread that runs it does tasks until
+    all are claimed."""
+    attend = _attention(head_dim, value_dim, group)
+    kept = np.uint16(0) if half else np.float32(0)
+    one, index = np.float32(0), np.int64(0)
+
+    @cfunc(types.void(types.CPointer(from_dtype(ARGUMENTS))), cache=True)
+    def work(pointer: Any) -> None:
+        given = carray(pointer, (1,))[0]
+        heads, count, sequences = given.kv_heads, given.count, given.sequences
+        sums = carray(_pointer(given.sums, one), (count, given.rows, group, value_dim))
+        stats = carray(_pointer(given.stats, one), (count, given.rows, group, 2))
+        queries = carray(_pointer(given.queries, one), (given.tokens, heads * group, head_dim))
+        keys = carray(_pointer(given.keys, kept), (heads, given.slots, head_dim))
+        values = carray(_pointer(given.values, kept), (heads, given.slots, value_dim))
+        starts = carray(_pointer(given.starts, index), (sequences,))
+        counts = carray(_pointer(given.counts, index), (sequences,))
+        contexts = carray(_pointer(given.contexts, index), (sequences,))
+        firsts = carray(_pointer(given.firsts, index), (sequences,))
+        blocks = carray(_pointer(given.blocks, index), (given.num_blocks,))
+        tasks = carray(_pointer(given.tasks, index), (count // heads, 2))
+        while True:
+            number = _claim(pointer)
+            if number >= count:
+                return
+            attend(
+                sums, stats, queries, keys, values, starts, counts, contexts, firsts, blocks,
+                given.block_size, tasks, given.scale, given.window, given.softcap, number, number + 1,
+            )  # fmt: skip
+
+    return work
+
+
 @njit(**_OPTIONS)
 def merge(sums: Any, stats: Any, starts: Any, counts: Any, ends: Any, sinks: Any, out: Any) -> None:
     """The pieces of each row, weighed by their largest scores.
 
     Args:
-        sums, stats: of the tasks, see `attention`.
+        sums, stats: of the tasks, see `_attention`.
         starts, counts: [sequences] int64, the first row of each, and how many it has.
         ends: [sequences] int64, where each one's tasks end; one without any gets zeros.
         sinks: [heads], one more logit of each head; [0] without them.
