@@ -61,15 +61,8 @@ class CPUAttention:
         out: torch.Tensor,
         how: How,
     ) -> None:
-        kind: Hashable = (
-            how.scale,
-            how.window,
-            how.softcap,
-            keys.shape,
-            keys.dtype,
-            values.shape,
-            queries.shape,
-        )
+        shapes = queries.shape, keys.shape, values.shape
+        kind: Hashable = how.scale, how.window, how.softcap, shapes, keys.dtype
         plan = tables.made.get(kind)
         if plan is None:
             _check(queries, keys, values)

@@ -231,8 +231,7 @@ def _attention(head_dim: int, value_dim: int, group: int) -> Callable[..., None]
 
 @cache
 def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
-    """A function of no Python, whose argument is a pointer to ARGUMENTS: each thread that runs it does tasks until
-    all are claimed."""
+    """A function that is given a pointer to ARGUMENTS: each thread in it does tasks until none is left."""
     attend = _attention(head_dim, value_dim, group)
     kept = np.uint16(0) if half else np.float32(0)
     one, index = np.float32(0), np.int64(0)
