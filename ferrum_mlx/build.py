@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ from ferrum_mlx.plan import plan
 if TYPE_CHECKING:
     from ferrum_mlx.verify.runs import Library, Subject
 
+_LOADING = Lock()
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 INSTALL = {"mlx": "pip install 'ferrum-mlx'", "torch": "pip install 'ferrum-mlx[torch]'"}
 
@@ -81,10 +84,23 @@ def build_subject(config: EngineConfig, narrate: Callable[[str], None] = lambda 
 def _build(config: EngineConfig, narrate: Callable[[str], None]) -> tuple[Engine, TextCodec]:
     log = open_log(config.events)
     try:
-        return _load(config, narrate, log)
+        with _one_at_a_time(narrate):
+            return _load(config, narrate, log)
     except BaseException:
         log.close()
         raise
+
+
+@contextmanager
+def _one_at_a_time(narrate: Callable[[str], None]) -> Iterator[None]:
+    """Imports of transformers in two threads fail, and each load counts the memory that is free."""
+    if not _LOADING.acquire(blocking=False):
+        narrate("waiting for another engine of this process to load")
+        _LOADING.acquire()
+    try:
+        yield
+    finally:
+        _LOADING.release()
 
 
 def _load(config: EngineConfig, narrate: Callable[[str], None], log: EventLog) -> tuple[Engine, TextCodec]:

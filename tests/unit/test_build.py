@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ferrum_mlx import build
-from ferrum_mlx.build import choose_backend
+from ferrum_mlx.build import build_engine, choose_backend
+from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import BackendUnavailableError
 
 BOTH = ("mlx", "torch")
@@ -66,3 +69,35 @@ def test_a_broken_library_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ferrum_mlx.backends.torch.build", None)  # its import then fails
     with pytest.raises(BackendUnavailableError, match="torch cannot be loaded"):
         build._backend("torch")
+
+
+def test_engines_of_a_process_load_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, inside, most, told = build._load, 0, 0, []
+    first_is_in, second_waits = threading.Event(), threading.Event()
+
+    def load(*given: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        first_is_in.set()
+        assert second_waits.wait(30)
+        inside -= 1
+        return original(*given)
+
+    def narrate(what: str) -> None:
+        told.append(what)
+        second_waits.set()
+
+    monkeypatch.setattr(build, "_load", load)
+    config = EngineConfig(backend="fake")
+    first = threading.Thread(target=build_engine, args=(config,))
+    first.start()
+    assert first_is_in.wait(30)
+    build_engine(config, narrate)
+    first.join(30)
+    assert (most, inside, told) == (1, 0, ["waiting for another engine of this process to load"])
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.setattr(build, "_load", original)
+    with pytest.raises(BackendUnavailableError):  # and a load that fails keeps nobody waiting
+        build_engine(EngineConfig(backend="torch"))
+    assert not build._LOADING.locked()
