@@ -94,9 +94,10 @@ def _build(config: EngineConfig, narrate: Callable[[str], None]) -> tuple[Engine
 @contextmanager
 def _one_at_a_time(narrate: Callable[[str], None]) -> Iterator[None]:
     """Imports of transformers in two threads fail, and each load counts the memory that is free."""
-    if not _LOADING.acquire(blocking=False):
+    patience = 0.0
+    while not _LOADING.acquire(timeout=patience):
         narrate("waiting for another engine of this process to load")
-        _LOADING.acquire()
+        patience = 5.0  # seconds, after which whoever stops this engine is heard
     try:
         yield
     finally:

@@ -202,7 +202,7 @@ class ModelExecutor(ABC):
     def forward(self, token_ids: Sequence[int], *, adapter: str = "", exact_kv: bool = False) -> np.ndarray:
         """One pass without our pools: logits [len(token_ids), vocab_size] float32, for scoring.
 
-        Where pools keep fewer bits of K and V (ModelInfo.kv_dtype) these are rounded too, unless `exact_kv`.
+        Where pools quantize K and V (EngineConfig.kv_bits) these are rounded too, unless `exact_kv`.
         """
 
     @final

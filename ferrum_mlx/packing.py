@@ -108,7 +108,7 @@ def _reads(backend: str, packing: Packing, config: Config) -> bool:
     if backend == "torch":
         return packing.method in _TORCH_READS
     if packing.method == "awq":
-        return packing.bits == 4
+        return packing.bits in (None, 4)  # mlx-lm takes 4 where it is not said
     if types := MLX_UNPACKS.get(packing.method):
         known = packing.method != "compressed-tensors" or packing.format in _COMPRESSED
         return known and config.get("model_type") in types

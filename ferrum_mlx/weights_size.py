@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -68,7 +69,7 @@ class Weights:
 
     def number_bytes(self, route: Route, free: int) -> int:
         """Of a number that the model computes with: of its keys and values, and of a state."""
-        if route == "gpu":
+        if route == "gpu" or (route == "packed" and find_spec("numba")):  # whose kernel reads float16
             return 2
         in_float32 = route == "packed" or self.wide or (route != "metal" and self._in_float32(free))
         return 4 if in_float32 else 2

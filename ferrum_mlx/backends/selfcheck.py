@@ -199,7 +199,7 @@ def _compare(info: ModelInfo, want: np.ndarray, got: np.ndarray | None, exact_kv
     difference = float(np.abs(want[apart] - got[-1][apart]).max(initial=0))
     packed = info.computes_in  # prompts are short: both sides take the same products
     tolerance = nearties.SAME_PRODUCTS if packed else nearties.tolerance(info.dtype)
-    if info.kv_dtype and not exact_kv:
+    if info.kv_dtype and not exact_kv:  # float16 on SmolLM2, packed: 0.024 of the largest
         tolerance = max(tolerance, nearties.tolerance(info.kv_dtype))
     if not difference <= tolerance * max(1.0, largest):  # also refuses NaN
         raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""What quantized KV costs: the likelihood of a text, against K and V in the model's own precision."""
+"""What KV in fewer bits costs: the likelihood of a text, against K and V in the model's own precision."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from ferrum_mlx.backends.torch.loader import load_model, stored_weights
 from ferrum_mlx.backends.torch.quantized import check_bits
 from ferrum_mlx.catalog import ResolvedModel
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import UnsupportedModelError
 from ferrum_mlx.fit import check_weights
 from ferrum_mlx.model_info import ModelInfo
 from ferrum_mlx.weights_size import Route
@@ -68,10 +69,24 @@ class Loaded:
         self, config: EngineConfig, narrate: Callable[[str], None], free_memory: int, share: float = 1.0
     ) -> tuple[TorchExecutor, list[str]]:
         """Ready to serve, with that share of the memory; and what a user must see."""
-        executor = TorchExecutor(self.model, self.info, config, free_memory=free_memory, share=share)
-        narrate("checking that paged attention is exact for this model")
-        executor.prepare_startup()
-        return executor, [*self.notes, *executor.notes]
+        notes: list[str] = []
+        for half in (True, False):
+            executor = TorchExecutor(
+                self.model, self.info, config, free_memory=free_memory, share=share, half=half
+            )
+            narrate("checking that paged attention is exact for this model")
+            try:
+                executor.prepare_startup()
+                why = executor.half_in_vain
+            except UnsupportedModelError as error:  # it may be that K or V is beyond float16
+                if executor.info.kv_dtype != "float16":
+                    raise
+                why = str(error)
+            if not why:
+                break
+            executor.shutdown()
+            notes = [f"K and V are kept in float32 instead of float16: {why}"]
+        return executor, [*self.notes, *executor.notes, *notes]
 
 
 def load(

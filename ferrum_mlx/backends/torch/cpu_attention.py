@@ -16,6 +16,7 @@ import torch
 
 from ferrum_mlx.backends.torch.cpu_kernel import ARGUMENTS, PIECE, merge, worker
 from ferrum_mlx.backends.torch.tables import How, RowTables
+from ferrum_mlx.errors import FerrumError
 
 _NO_SINKS = np.empty(0, np.float32)
 Team = Callable[[int, int], None]  # runs a function of that address, with that argument, on all threads
@@ -69,11 +70,13 @@ class CPUAttention:
             plan = tables.made[kind] = _planned(queries, keys, values, tables, how)
         queries = queries.contiguous()
         given = plan.given
-        given["next"] = 0
+        given["next"] = given["done"] = 0
         given["queries"], given["keys"], given["values"] = (
             tensor.data_ptr() for tensor in (queries, keys, values)
         )
         self._team(plan.work.address, given.ctypes.data)
+        if given["done"] != given["count"]:  # what compiled code raises goes no further
+            raise FerrumError("a step's attention was not computed", next_step="free some memory")
         sinks = _NO_SINKS if how.sinks is None else how.sinks.float().numpy()
         merge(plan.sums, plan.stats, plan.starts, plan.counts, plan.ends, sinks, out.numpy())
 

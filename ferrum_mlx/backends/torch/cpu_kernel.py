@@ -7,21 +7,27 @@ sums, and their rounding, follow from its own keys, whatever is computed beside 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import platform
 from functools import cache
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, float32, from_dtype, int32, int64, njit, types, uint16
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 PIECE = 512  # keys of a task
 _TILE = 128  # keys whose scores are kept at once; PIECE is a multiple
 _LEAST = np.float32(-3e38)
+# Of a worker. `sums` and `stats` are [count, rows, group, value_dim or 2] float32, for `merge`; `queries`
+# [tokens, heads, head_dim] float32; `keys` and `values` [kv_heads, slots, head_dim or value_dim] float32, or
+# float16 seen as uint16; `starts` to `blocks` as in tables.RowTables; `tasks` [count / kv_heads, 2], a
+# sequence and the position that a piece of its keys begins at. A `window` or `softcap` of 0 is none.
 ARGUMENTS = np.dtype(
     [
-        *((name, np.int64) for name in ("next", "count", "rows", "tokens", "kv_heads", "slots")),
+        *((name, np.int64) for name in ("next", "done", "count")),  # tasks
+        *((name, np.int64) for name in ("rows", "tokens", "kv_heads", "slots")),
         *((name, np.int64) for name in ("sequences", "num_blocks", "block_size", "window")),
         *((name, np.int64) for name in ("sums", "stats", "queries", "keys", "values")),  # addresses
         *((name, np.int64) for name in ("starts", "counts", "contexts", "firsts", "blocks", "tasks")),
@@ -29,11 +35,30 @@ ARGUMENTS = np.dtype(
         ("softcap", np.float32),
     ]
 )
+_NEXT, _DONE = 0, 1  # fields of it
+_X86 = ("x86_64", "AMD64", "i386", "i686")
+
+
+def _can_keep() -> bool:
+    """Whether compiled code can be kept for the next start: there may be no folder to write to."""
+    try:
+        njit(cache=True)(_can_keep)
+    except RuntimeError:
+        return False
+    return True
+
+
+def reads_half() -> bool:
+    """Whether the processor converts float16 itself; where it does not, LLVM ends the process."""
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return platform.machine() not in _X86 or "+f16c" in features
+
+
 _OPTIONS: dict[str, Any] = {
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # but not "there is no NaN, no infinity"
     "error_model": "numpy",
     "nogil": True,
-    "cache": True,
+    "cache": _can_keep(),
 }
 
 
@@ -56,14 +81,15 @@ def _of_bits(typing: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def _claim(typing: Any, given: Any) -> Any:
-    """The first number behind a pointer, and one is added to it, whoever else does so at once."""
+def _increment(typing: Any, pointer: Any, field: Any) -> Any:
+    """Add one to a field of ARGUMENTS, whoever else does so at once; what it was before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        counter = builder.bitcast(args[0], ir.PointerType(ir.IntType(64)))
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+        fields = builder.bitcast(args[0], ir.PointerType(ir.IntType(64)))
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", builder.gep(fields, [args[1]]), one, "monotonic")
 
-    return int64(given), generate
+    return int64(pointer, int64), generate
 
 
 @intrinsic
@@ -143,122 +169,102 @@ def _weigh(scores: Any, first: int, last: int, stats: Any, sums: Any) -> None:
     stats[1] += total
 
 
+@njit(**_OPTIONS)
+def _find(slots: Any, seen: int, blocks: Any, at: int, offset: int, block_size: int) -> None:
+    """The slots of `seen` keys from the `offset`-th of the `at`-th block on."""
+    for t in range(seen):
+        slots[t] = blocks[at] * block_size + offset
+        offset += 1
+        if offset == block_size:
+            at, offset = at + 1, 0
+
+
+@njit(inline="always", **_OPTIONS)
+def _score(scores: Any, queries: Any, keys: Any, slots: Any, seen: int, group: int, head_dim: int) -> None:
+    for t in range(seen):
+        key = keys[slots[t]]
+        for g in range(group):
+            product = np.float32(0)
+            for d in range(head_dim):
+                product += queries[g, d] * _number(key[d])
+            scores[g, t] = product
+
+
+@njit(inline="always", **_OPTIONS)
+def _sum(
+    sums: Any, weights: Any, values: Any, slots: Any, first: int, last: int, group: int, value_dim: int
+) -> None:
+    for t in range(first, last):
+        value = values[slots[t]]
+        for g in range(group):
+            for d in range(value_dim):
+                sums[g, d] += weights[g, t] * _number(value[d])
+
+
 @cache
-def _attention(head_dim: int, value_dim: int, group: int) -> Callable[..., None]:
-    """The function that does some of a step's tasks, for so many query heads a kv head.
+def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
+    """A function that is given a pointer to ARGUMENTS: each thread in it does tasks until none is left.
 
-    Its arguments:
-        sums, stats: [n · kv_heads, rows, group, value_dim or 2] float32, written for `merge`.
-        queries: [T, heads, head_dim] float32.
-        keys, values: [kv_heads, slots, head_dim or value_dim] float32, or float16 seen as uint16.
-        starts, counts, contexts, firsts, blocks, block_size: see tables.RowTables; int64.
-        tasks: [n, 2] int64, a sequence and the position that a piece of its keys begins at.
-        scale; window and softcap, 0 is none.
-        begin, end: which of the n · kv_heads to do, those of a task one behind the other.
+    The three sizes are constants of it, else it takes several times as long. It may close over numbers alone:
+    with another compiled function numba would not know its kept code again.
+
+    Raises:
+        ValueError: this processor does not read float16.
     """
+    if half and not reads_half():
+        raise ValueError("this processor has no instruction to read float16")
+    kept = np.uint16(0) if half else np.float32(0)
+    one, index = np.float32(0), np.int64(0)
 
-    @njit(**_OPTIONS)
-    def attend(
-        sums: Any,
-        stats: Any,
-        queries: Any,
-        keys: Any,
-        values: Any,
-        starts: Any,
-        counts: Any,
-        contexts: Any,
-        firsts: Any,
-        blocks: Any,
-        block_size: int,
-        tasks: Any,
-        scale: Any,
-        window: int,
-        softcap: Any,
-        begin: int,
-        end: int,
-    ) -> None:
+    @cfunc(types.void(types.CPointer(from_dtype(ARGUMENTS))), **{**_OPTIONS, "nogil": False})
+    def work(pointer: Any) -> None:
+        given = carray(pointer, (1,))[0]
+        heads, last_task, sequences = given.kv_heads, given.count, given.sequences
+        queries = carray(_pointer(given.queries, one), (given.tokens, heads * group, head_dim))
+        keys = carray(_pointer(given.keys, kept), (heads, given.slots, head_dim))
+        values = carray(_pointer(given.values, kept), (heads, given.slots, value_dim))
+        sums = carray(_pointer(given.sums, one), (last_task, given.rows, group, value_dim))
+        stats = carray(_pointer(given.stats, one), (last_task, given.rows, group, 2))
+        starts = carray(_pointer(given.starts, index), (sequences,))
+        counts = carray(_pointer(given.counts, index), (sequences,))
+        contexts = carray(_pointer(given.contexts, index), (sequences,))
+        firsts = carray(_pointer(given.firsts, index), (sequences,))
+        blocks = carray(_pointer(given.blocks, index), (given.num_blocks,))
+        tasks = carray(_pointer(given.tasks, index), (last_task // heads, 2))
+        block_size, window = given.block_size, given.window
         slots = np.empty(_TILE, np.int64)
-        for number in range(begin, end):
-            task, head = number // len(keys), number % len(keys)
-            sequence, piece = tasks[task]
-            count, context = counts[sequence], contexts[sequence]
+        while True:
+            number = _increment(pointer, _NEXT)
+            if number >= last_task:
+                return
+            head, sequence, piece = number % heads, tasks[number // heads, 0], tasks[number // heads, 1]
+            start, count, context = starts[sequence], counts[sequence], contexts[sequence]
             scores = np.empty((count, group, _TILE), np.float32)
-            own = np.empty((count, group, head_dim), np.float32)
-            for i in range(count):
-                for g in range(group):
-                    for d in range(head_dim):
-                        own[i, g, d] = queries[starts[sequence] + i, head * group + g, d] * scale
             summed = np.zeros((count, group, value_dim), np.float32)
             stat = stats[number]
             stat[..., 0], stat[..., 1] = _LEAST, 0
+            own = np.empty((count, group, head_dim), np.float32)
+            for i in range(count):
+                own[i] = queries[start + i, head * group : (head + 1) * group] * given.scale
             lowest = max(0, context - count + 1 - window) if window else 0
-            first_tile = max(piece, lowest // _TILE * _TILE)
-            for base in range(first_tile, min(piece + PIECE, context), _TILE):
+            for base in range(max(piece, lowest // _TILE * _TILE), min(piece + PIECE, context), _TILE):
                 seen = min(_TILE, context - base)
-                at, offset = firsts[sequence] + base // block_size, base % block_size
-                for t in range(seen):
-                    slots[t] = blocks[at] * block_size + offset
-                    offset += 1
-                    if offset == block_size:
-                        at, offset = at + 1, 0
+                _find(
+                    slots, seen, blocks, firsts[sequence] + base // block_size, base % block_size, block_size
+                )
                 for i in range(count):
-                    query, score = own[i], scores[i]
-                    for t in range(seen):
-                        key = keys[head, slots[t]]
-                        for g in range(group):
-                            product = np.float32(0)
-                            for d in range(head_dim):
-                                product += query[g, d] * _number(key[d])
-                            score[g, t] = product
-                if softcap > 0:
-                    _cap(scores, seen, softcap)
+                    _score(scores[i], own[i], keys[head], slots, seen, group, head_dim)
+                if given.softcap > 0:
+                    _cap(scores, seen, given.softcap)
                 for i in range(count):
                     position = context - count + i
                     first = max(0, min(seen, position - window + 1 - base)) if window else 0
                     last = max(0, min(seen, position + 1 - base))
                     for g in range(group):
                         _weigh(scores[i, g], first, last, stat[i, g], summed[i, g])
-                    weight, total = scores[i], summed[i]
-                    for t in range(first, last):
-                        value = values[head, slots[t]]
-                        for g in range(group):
-                            for d in range(value_dim):
-                                total[g, d] += weight[g, t] * _number(value[d])
+                    _sum(summed[i], scores[i], values[head], slots, first, last, group, value_dim)
             sums[number, :count] = summed
-
-    return attend
-
-
-@cache
-def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
-    """A function that is given a pointer to ARGUMENTS: each thread in it does tasks until none is left."""
-    attend = _attention(head_dim, value_dim, group)
-    kept = np.uint16(0) if half else np.float32(0)
-    one, index = np.float32(0), np.int64(0)
-
-    @cfunc(types.void(types.CPointer(from_dtype(ARGUMENTS))), cache=True)
-    def work(pointer: Any) -> None:
-        given = carray(pointer, (1,))[0]
-        heads, count, sequences = given.kv_heads, given.count, given.sequences
-        sums = carray(_pointer(given.sums, one), (count, given.rows, group, value_dim))
-        stats = carray(_pointer(given.stats, one), (count, given.rows, group, 2))
-        queries = carray(_pointer(given.queries, one), (given.tokens, heads * group, head_dim))
-        keys = carray(_pointer(given.keys, kept), (heads, given.slots, head_dim))
-        values = carray(_pointer(given.values, kept), (heads, given.slots, value_dim))
-        starts = carray(_pointer(given.starts, index), (sequences,))
-        counts = carray(_pointer(given.counts, index), (sequences,))
-        contexts = carray(_pointer(given.contexts, index), (sequences,))
-        firsts = carray(_pointer(given.firsts, index), (sequences,))
-        blocks = carray(_pointer(given.blocks, index), (given.num_blocks,))
-        tasks = carray(_pointer(given.tasks, index), (count // heads, 2))
-        while True:
-            number = _claim(pointer)
-            if number >= count:
-                return
-            attend(
-                sums, stats, queries, keys, values, starts, counts, contexts, firsts, blocks,
-                given.block_size, tasks, given.scale, given.window, given.softcap, number, number + 1,
-            )  # fmt: skip
+            _increment(pointer, _DONE)
 
     return work
 
@@ -268,7 +274,7 @@ def merge(sums: Any, stats: Any, starts: Any, counts: Any, ends: Any, sinks: Any
     """The pieces of each row, weighed by their largest scores.
 
     Args:
-        sums, stats: of the tasks, see `_attention`.
+        sums, stats: of the tasks, see ARGUMENTS.
         starts, counts: [sequences] int64, the first row of each, and how many it has.
         ends: [sequences] int64, where each one's tasks end; one without any gets zeros.
         sinks: [heads], one more logit of each head; [0] without them.

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from ferrum_mlx import memory
-from ferrum_mlx.errors import BackendUnavailableError
+from ferrum_mlx.errors import BackendUnavailableError, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,21 @@ class Device:
         if not self.host:
             return {"fast_paths": "none", "fast_paths_off": f"{kernel}, {steps} (both need CUDA)"}
         on, kernel = "packed weights and replayed decode steps", "a compiled kernel for paged attention"
-        if find_spec("numba"):
-            return {"fast_paths": f"{on}, {kernel}, with --numerics fast", "fast_paths_off": "none"}
-        missing = f"{kernel} (numba is not installed: pip install 'ferrum-mlx[cpu]')"
-        return {"fast_paths": f"{on}, with --numerics fast", "fast_paths_off": missing}
+        if reason := without_cpu_kernel():
+            return {"fast_paths": f"{on}, with --numerics fast", "fast_paths_off": f"{kernel} ({reason})"}
+        return {"fast_paths": f"{on}, {kernel}, with --numerics fast", "fast_paths_off": "none"}
+
+
+@cache
+def without_cpu_kernel() -> str:
+    """Why there can be no compiled kernel for CPUs here; "" where there can."""
+    try:
+        from ferrum_mlx.backends.torch import cpu_kernel  # noqa: F401
+    except ModuleNotFoundError:
+        return "numba is not installed: pip install 'ferrum-mlx[cpu]'"
+    except Exception as error:  # a numba that does not go with this numpy
+        return one_line(error)
+    return ""
 
 
 # Prompt tokens of a step in which anything decodes: see the MLX backend's table, whose reasoning is the

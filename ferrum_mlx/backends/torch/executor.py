@@ -37,9 +37,14 @@ from ferrum_mlx.kv.precision import name_of
 from ferrum_mlx.kv.sizing import plan_pools
 from ferrum_mlx.model_info import Capabilities, ExecutorState, MemoryRequirements, ModelInfo
 
+_KERNEL = "paged kernel: "
+
 
 class TorchExecutor(PagedExecutor):
-    """`free_memory` is in bytes, measured after the weights were loaded; `share` of it is for this model."""
+    """`free_memory` is in bytes, measured after the weights were loaded; `share` of it is for this model.
+
+    `half`: pools may keep float16, where that pays.
+    """
 
     def __init__(
         self,
@@ -49,11 +54,12 @@ class TorchExecutor(PagedExecutor):
         *,
         free_memory: int,
         share: float = 1.0,
+        half: bool = True,
     ) -> None:
         check_bits(config.kv_bits)
         model.requires_grad_(False)
         max_len, self.notes = _context(model, info, config)
-        inspection = inspect_layers(model, info.model_type, max_len, config.kv_bits)
+        inspection = inspect_layers(model, info.model_type, max_len, config.kv_bits, half=half)
         kv_heads, head_dim = inspection.layers[0].key_shape
         self.info = replace(
             info,
@@ -157,9 +163,16 @@ class TorchExecutor(PagedExecutor):
 
     def _attend_through(self, make_kernel: Callable[[], PagedAttention]) -> None:
         """If it proves right here; else why not is told."""
+        self._packed.off = [reason for reason in self._packed.off if not reason.startswith(_KERNEL)]
         check = partial(selfcheck.check_all, self, self._packed.storages)
         if reason := switch_on(self._packed.storages, make_kernel, check):
-            self._packed.off.append(f"paged kernel: {reason}")
+            self._packed.off.append(f"{_KERNEL}{reason}")
+
+    @property
+    def half_in_vain(self) -> str:
+        """Why nothing reads the float16 that pools keep; "" where something does, or they keep none."""
+        reasons = [reason for reason in self._packed.off if reason.startswith(_KERNEL)]
+        return reasons[0] if reasons and self.info.kv_dtype == "float16" else ""
 
     def slow_down(self, *, kernel: bool) -> None:
         """Give up captured steps, and with `kernel` the kernel too: to see what each is worth."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache
 
 from ferrum_mlx import nearties
-from ferrum_mlx.backends.torch.device import dtype_name
+from ferrum_mlx.backends.torch.device import dtype_name, without_cpu_kernel
 from ferrum_mlx.backends.torch.weights import has_packed
 from ferrum_mlx.errors import FerrumError, UnsupportedModelError, one_line
 from ferrum_mlx.kv.precision import head_bytes
@@ -170,13 +169,14 @@ def _window_of(rule: MaskRule, far: int) -> int | None:
 
 
 def inspect_layers(
-    model: PreTrainedModel, model_type: str, max_len: int, kv_bits: int | None = None
+    model: PreTrainedModel, model_type: str, max_len: int, kv_bits: int | None = None, *, half: bool = True
 ) -> Inspection:
     """Run a few tokens with a recorder in attention's place.
 
     Args:
         max_len: positions below it must turn as they do alone.
         kv_bits: that our pools keep of a number.
+        half: pools may keep float16, where that pays.
 
     Raises:
         UnsupportedModelError: a layer keeps something else than keys and values of past tokens, does
@@ -195,14 +195,18 @@ def inspect_layers(
     finally:
         model.set_attn_implementation(own)
         _recorder.reset(token)
-    kept = None if kv_bits else _kept(model)
+    kept = _kept(model) if half and not kv_bits else None
     return Inspection(tuple(replace(layer, kept=kept) for layer in recorder.layers), logits.shape[-1])
 
 
 def _kept(model: PreTrainedModel) -> torch.dtype | None:
-    """float16 where K and V are made of products in bfloat16, which is coarser, and a kernel can read it:
+    """float16 where weights are packed, which changes K and V by more, and there is a kernel that reads it:
     on a CPU attention takes as long as reading them."""
-    return torch.float16 if has_packed(model) and find_spec("numba") else None
+    if not has_packed(model) or without_cpu_kernel():
+        return None
+    from ferrum_mlx.backends.torch.cpu_kernel import reads_half
+
+    return torch.float16 if reads_half() else None
 
 
 @torch.inference_mode()

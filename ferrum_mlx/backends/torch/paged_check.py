@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ferrum_mlx.backends.torch.device import without_cpu_kernel
 from ferrum_mlx.backends.torch.pools import PagedStorage, new_pool
 from ferrum_mlx.backends.torch.tables import MAX_ROWS, PagedAttention, RowTables, TableStorage, attend
-from ferrum_mlx.errors import FerrumError, one_line
+from ferrum_mlx.errors import BackendUnavailableError, FerrumError, one_line
 
 # Largest difference, values being around 1: of rounding an output and the weights behind it.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -20,10 +21,10 @@ def cpu_kernel() -> PagedAttention:
     """What numba compiles.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        BackendUnavailableError: it cannot.
     """
-    import numba  # noqa: F401 before llvmlite, whose name says nothing
-
+    if reason := without_cpu_kernel():
+        raise BackendUnavailableError(reason)
     from ferrum_mlx.backends.torch.cpu_attention import CPUAttention, team
 
     return CPUAttention(team(torch.get_num_threads()))
@@ -57,8 +58,9 @@ def switch_on(
             if reason := difference(kernel, storage):
                 return reason
     except ModuleNotFoundError as error:
-        next_step = ": pip install 'ferrum-mlx[cpu]'" if error.name == "numba" else ""
-        return f"{error.name} is not installed{next_step}"
+        return f"{error.name} is not installed"
+    except BackendUnavailableError as error:
+        return str(error)
     except Exception as error:  # a compiler, a driver or a device that cannot
         return f"it does not run on this device: {one_line(error)}"
     for storage in tables:

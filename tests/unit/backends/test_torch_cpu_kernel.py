@@ -7,18 +7,28 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'ferrum-mlx[torch]'")
 pytest.importorskip("numba", reason="numba is not installed: pip install 'ferrum-mlx[cpu]'")
 
+import builtins
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ferrum_mlx.backends.torch import zoo
+from ferrum_mlx.backends.torch import cpu_kernel, layers, paged_check, weights, zoo
+from ferrum_mlx.backends.torch import device as devices
+from ferrum_mlx.backends.torch import executor as executor_module
+from ferrum_mlx.backends.torch.build import Loaded
 from ferrum_mlx.backends.torch.cpu_attention import CPUAttention, team
+from ferrum_mlx.backends.torch.device import without_cpu_kernel
 from ferrum_mlx.backends.torch.executor import TorchExecutor
 from ferrum_mlx.backends.torch.layers import LayerKV
 from ferrum_mlx.backends.torch.paged_check import difference
 from ferrum_mlx.backends.torch.tables import How, TableStorage, attend
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import FerrumError
 
 from .paged_cases import Case, by_rows, ids_through, make_case, outcome
 
@@ -180,5 +190,111 @@ def test_a_load_switches_it_on_and_tells_why_not(monkeypatch: pytest.MonkeyPatch
 
     assert "paged kernel" not in off()
     assert "not in 8 bits" in off(kv_bits=8)
-    monkeypatch.setitem(__import__("sys").modules, "ferrum_mlx.backends.torch.cpu_attention", None)
-    assert "paged kernel" in off()
+    monkeypatch.setattr(paged_check, "without_cpu_kernel", lambda: "numba is not installed")
+    assert "paged kernel: numba is not installed" in off()
+
+
+def test_a_broken_numba_is_told_and_gives_no_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, *rest: Any) -> Any:
+        if name == "ferrum_mlx.backends.torch":
+            raise ImportError("Numba needs NumPy 2.9 or less")
+        return original(name, *rest)
+
+    original = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", broken)
+    said = without_cpu_kernel.__wrapped__()
+    assert said == "ImportError: Numba needs NumPy 2.9 or less"
+    monkeypatch.undo()
+    monkeypatch.setattr(layers, "without_cpu_kernel", lambda: said)
+    assert loaded().executor(CONFIG, print, 2**24)[0].info.kv_dtype == ""
+
+
+def loaded(*, pack: bool = True) -> Loaded:
+    model = zoo.build("llama")
+    if pack:
+        weights.pack(model, kind="int8")
+    info = replace(zoo.info("llama"), computes_in="bfloat16" if pack else "")
+    return Loaded(model, info, devices.select("cpu"), (), None)
+
+
+CONFIG = EngineConfig(block_size=4, max_model_len=64, max_num_seqs=2)
+
+
+def test_packed_models_keep_float16_and_others_do_not() -> None:
+    executor, notes = loaded().executor(CONFIG, print, 2**24)
+    assert executor.info.kv_dtype == "float16"
+    assert {storage.keys.dtype for storage in executor._packed.storages} == {torch.float16}
+    assert notes == []
+    whole, _ = loaded(pack=False).executor(CONFIG, print, 2**24)
+    assert whole.info.kv_dtype == ""
+    assert 2 * executor.memory().kv_bytes_per_token == whole.memory().kv_bytes_per_token
+    assert 2 * executor.memory().kv_pool_bytes == whole.memory().kv_pool_bytes
+
+
+def test_values_beyond_float16_are_kept_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the kernel does not prove right: float16 that nothing reads quickly is worth nothing."""
+    great = loaded()
+    for layer in great.model.model.layers:
+        layer.input_layernorm.weight.data *= 1e6
+    executor, notes = great.executor(CONFIG, print, 2**24)
+    assert executor.info.kv_dtype == ""
+    assert len(notes) == 1
+    assert notes[0].startswith("K and V are kept in float32 instead of float16: llama is not exact")
+
+    monkeypatch.setattr(executor_module, "cpu_kernel", lambda: attend_nothing)
+    executor, notes = loaded().executor(CONFIG, print, 2**24)
+    assert executor.info.kv_dtype == ""
+    assert notes[0].startswith("K and V are kept in float32 instead of float16: paged kernel: 1 rows a seq")
+
+
+def attend_nothing(*given: Any) -> None:
+    given[4].zero_()
+
+
+def test_half_is_not_asked_of_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM would end the process."""
+    monkeypatch.setattr(cpu_kernel, "reads_half", lambda: False)
+    with pytest.raises(ValueError, match="no instruction to read float16"):
+        cpu_kernel.worker.__wrapped__(16, 16, 3, True)
+    assert loaded().executor(CONFIG, print, 2**24)[0].info.kv_dtype == ""
+
+
+KEPT = """
+import sys
+from ferrum_mlx.backends.torch import cpu_kernel
+assert cpu_kernel._OPTIONS["cache"]
+assert cpu_kernel.worker(24, 24, 1, True).address
+"""
+
+
+def test_compiled_code_is_kept_for_the_next_start(tmp_path: Path) -> None:
+    kept: list[set[str]] = []
+    for _ in range(2):
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", KEPT], env=env, check=True, timeout=120)
+        kept.append({file.name for file in tmp_path.rglob("*.nbc")})
+    assert kept[0] == kept[1]
+    assert any("worker" in name for name in kept[0])
+
+
+def test_a_task_that_was_not_done_is_an_error() -> None:
+    with pytest.raises(FerrumError, match="was not computed"):
+        outcome(CPUAttention(lambda function, argument: None), case_of(0))
+
+
+@pytest.mark.parametrize("window", [1, 63, 64, 100, 513, 1025])
+def test_windows_and_sinks_over_several_pieces(window: int) -> None:
+    """Blocks that a window has left are the null block, whatever is in there."""
+    given, how = many()
+    tables = given["tables"]
+    noise = torch.Generator().manual_seed(window)
+    for softcap, sinks in ((None, None), (2.0, torch.randn(6, generator=noise))):
+        kind = replace(how, window=window, softcap=softcap, sinks=sinks)
+        want = outcome(by_rows, (given, kind))
+        blocks = tables.blocks.clone()
+        for first, context in zip(tables.firsts.tolist(), tables.contexts.tolist(), strict=True):
+            blocks[first : first + max(0, context - 2 - window) // 16] = 0
+        left = {**given, "tables": replace(tables, blocks=blocks, made={})}
+        for name in ("keys", "values"):
+            left[name][:16] = torch.nan
+        torch.testing.assert_close(outcome(TEAM, (left, kind)), want, atol=1e-5, rtol=0)

@@ -81,6 +81,5 @@ def test_the_kernel_and_captured_steps_are_off_and_say_why() -> None:
     executor.speed_up(lambda: attend, TapeCapture())  # type: ignore[attr-defined]
     assert executor.capabilities().off == (
         kernel,
-        kernel,
         "captured decode steps: they need the paged kernel, which is off",
     )
