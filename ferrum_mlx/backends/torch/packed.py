@@ -127,6 +127,7 @@ class PackedModel:
     def release(self) -> None:
         """Drop the weights and the pools."""
         self._adapted.remove()
-        self._model.set_attn_implementation(self._own_attention)  # somebody else may hold it
+        if self._model is not None:
+            self._model.set_attn_implementation(self._own_attention)  # somebody else may hold it
         self._model = self._replays = self._compiled = None
         self.storages.clear()
