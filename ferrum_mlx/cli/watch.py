@@ -167,15 +167,17 @@ class Watched:
 class _Parent:
     """What the child has of its parent: its end of the socket, and Ctrl+C.
 
-    `interrupted` is the handler of SIGINT. A message goes out whole: Ctrl+C waits until it has.
+    `interrupted` is the handler of SIGINT. A message goes out whole: Ctrl+C waits until it has. Where the
+    exception gets lost, as in a destructor or an import that catches all, the next run does not begin.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._sending = self._waiting = False
+        self._sending = self._waiting = self._interrupted = False
         self._drawn: SimpleQueue[Begun] = SimpleQueue()
 
     def interrupted(self, *_: object) -> None:
+        self._interrupted = True
         if not self._sending:
             raise KeyboardInterrupt
         self._waiting = True
@@ -203,6 +205,8 @@ class _Parent:
             raise KeyboardInterrupt
 
     def tell(self, event: Told) -> None:
+        if isinstance(event, Begun) and self._interrupted:
+            raise KeyboardInterrupt
         self.send(event)
         if isinstance(event, Begun):
             self._wait(event)

@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from ferrum_mlx.bench.progress import Begun, Ended, Event, Kept, Planned, Reported, Said
 from ferrum_mlx.chat.settings import settings_file
 from ferrum_mlx.cli.bench import Asked
-from ferrum_mlx.cli.watch import Watched
+from ferrum_mlx.cli.watch import Watched, _Parent
 from ferrum_mlx.config import EngineConfig
 from ferrum_mlx.errors import FerrumError, UsageError
 from ferrum_mlx.messages import Ready
@@ -210,6 +211,20 @@ def test_an_interruption_is_one_however_early(delay: float) -> None:
         list(watched.events())
         with pytest.raises(KeyboardInterrupt):
             watched.finish()
+
+
+def test_an_interruption_that_gets_lost_ends_it_before_the_next_run() -> None:
+    ours, theirs = Pipe()
+    parent = _Parent(theirs)
+    with pytest.raises(KeyboardInterrupt):
+        parent.interrupted()  # where it was, nobody took notice
+    parent.tell(Said("on"))
+    with pytest.raises(KeyboardInterrupt):
+        parent.tell(Begun(("test", "system", 1), 0))
+    theirs.close()
+    assert ours.recv() == Said("on")
+    with pytest.raises(EOFError):
+        ours.recv()
 
 
 @pytest.mark.parametrize("asked", [True, False])
