@@ -220,7 +220,7 @@ def test_an_interruption_that_gets_lost_ends_it_before_the_next_run() -> None:
         parent.interrupted()  # where it was, nobody took notice
     parent.tell(Said("on"))
     with pytest.raises(KeyboardInterrupt):
-        parent.tell(Begun(("test", "system", 1), 0))
+        parent.tell(Begun(("test", 1, "system"), 0))
     theirs.close()
     assert ours.recv() == Said("on")
     with pytest.raises(EOFError):
