@@ -205,6 +205,7 @@ def test_one_that_does_not_stop_is_killed(child: Make) -> None:
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.6, 1.5])
 def test_an_interruption_is_one_however_early(delay: float) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what the background ignores, a child does, too
     with Watched(replace(ASKED, reps=100000)) as watched:
         time.sleep(delay)
         watched.interrupt()
