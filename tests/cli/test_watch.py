@@ -95,6 +95,14 @@ Make = Callable[..., Watched]
 OPENING = "pipe = Connection(int(sys.argv[1]))\nasked = pipe.recv()\n"
 
 
+@pytest.fixture(autouse=True)
+def in_the_foreground() -> Iterator[None]:
+    """What runs in the background ignores SIGINT, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a benchmark of the lines of a function, which has `pipe` and `asked` by then, or `opening`."""
@@ -205,7 +213,6 @@ def test_one_that_does_not_stop_is_killed(child: Make) -> None:
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.6, 1.5])
 def test_an_interruption_is_one_however_early(delay: float) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what the background ignores, a child does, too
     with Watched(replace(ASKED, reps=100000)) as watched:
         time.sleep(delay)
         watched.interrupt()
