@@ -76,7 +76,8 @@ def packing_of(config: Config) -> Packing | None:
         return Packing(method, _COMPRESSED.get(kind), kind)
     if method == "fp8":  # scales that are powers of two, 32 numbers each, are MLX's own MXFP8
         return Packing(method, None, str(said.get("scale_fmt") or ""))
-    return Packing(str(method or "")[:200], 4 if method == "mxfp4" else _bits(said))
+    four = method == "mxfp4" or (method == "awq" and "bits" not in said)  # as mlx-lm takes it
+    return Packing(str(method or "")[:200], 4 if four else _bits(said))
 
 
 def check_packing(config: Config, backend: str, where: Path) -> None:
@@ -108,7 +109,7 @@ def _reads(backend: str, packing: Packing, config: Config) -> bool:
     if backend == "torch":
         return packing.method in _TORCH_READS
     if packing.method == "awq":
-        return packing.bits in (None, 4)  # mlx-lm takes 4 where it is not said
+        return packing.bits == 4
     if types := MLX_UNPACKS.get(packing.method):
         known = packing.method != "compressed-tensors" or packing.format in _COMPRESSED
         return known and config.get("model_type") in types

@@ -95,14 +95,6 @@ Make = Callable[..., Watched]
 OPENING = "pipe = Connection(int(sys.argv[1]))\nasked = pipe.recv()\n"
 
 
-@pytest.fixture(autouse=True)
-def in_the_foreground() -> Iterator[None]:
-    """What runs in the background ignores SIGINT, and so do its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a benchmark of the lines of a function, which has `pipe` and `asked` by then, or `opening`."""
