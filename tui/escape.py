@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from textual.message import Message
 
+_OF_KITTY = "\x1b[27u"  # an Esc that is sure
 ESC_DELAY = 25  # ms in which the rest of a key's bytes comes, over a slow line, too
 
 _suspected: Callable[[], None] | None = None
@@ -43,7 +44,7 @@ def notice_escape() -> None:
 
     class Parser(XTermParser):
         def feed(self, data: str) -> Iterable[Message]:
-            if _suspected is not None and data.endswith("\x1b"):
+            if _suspected is not None and data.endswith(("\x1b", _OF_KITTY)):
                 _suspected()
             return super().feed(data)
 

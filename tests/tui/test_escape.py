@@ -29,7 +29,7 @@ for before in (None, lambda: told.append(chunk)):  # nobody may be there to be t
     parser = linux_driver.XTermParser()
     for chunk in ("a", "\\x1b[A", "\\x1b", "[B", "\\x1b[27u", "b\\x1b"):
         list(parser.feed(chunk))
-print(told == ["\\x1b", "b\\x1b"])
+print(told == ["\\x1b", "\\x1b[27u", "b\\x1b"])
 """
 
 
