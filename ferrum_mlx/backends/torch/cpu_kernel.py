@@ -170,8 +170,16 @@ def _weigh(scores: Any, first: int, last: int, stats: Any, sums: Any) -> None:
 
 
 @njit(**_OPTIONS)
-def _find(slots: Any, seen: int, blocks: Any, at: int, offset: int, block_size: int) -> None:
-    """The slots of `seen` keys from the `offset`-th of the `at`-th block on."""
+def _visible(position: int, seen: int, window: int) -> tuple[int, int]:
+    """Which of `seen` keys a row sees, from … to, its position counted from the first of them."""
+    first = max(0, min(seen, position - window + 1)) if window else 0
+    return first, max(0, min(seen, position + 1))
+
+
+@njit(**_OPTIONS)
+def _find(slots: Any, seen: int, base: int, blocks: Any, first: int, block_size: int) -> None:
+    """The slots of keys base … base + seen - 1 of a sequence whose table begins at `first`."""
+    at, offset = first + base // block_size, base % block_size
     for t in range(seen):
         slots[t] = blocks[at] * block_size + offset
         offset += 1
@@ -231,7 +239,7 @@ def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
         firsts = carray(_pointer(given.firsts, index), (sequences,))
         blocks = carray(_pointer(given.blocks, index), (given.num_blocks,))
         tasks = carray(_pointer(given.tasks, index), (last_task // heads, 2))
-        block_size, window = given.block_size, given.window
+        window = given.window
         slots = np.empty(_TILE, np.int64)
         while True:
             number = _increment(pointer, _NEXT)
@@ -243,23 +251,17 @@ def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
             summed = np.zeros((count, group, value_dim), np.float32)
             stat = stats[number]
             stat[..., 0], stat[..., 1] = _LEAST, 0
-            own = np.empty((count, group, head_dim), np.float32)
-            for i in range(count):
-                own[i] = queries[start + i, head * group : (head + 1) * group] * given.scale
+            own = queries[start : start + count, head * group : (head + 1) * group] * given.scale
             lowest = max(0, context - count + 1 - window) if window else 0
             for base in range(max(piece, lowest // _TILE * _TILE), min(piece + PIECE, context), _TILE):
                 seen = min(_TILE, context - base)
-                _find(
-                    slots, seen, blocks, firsts[sequence] + base // block_size, base % block_size, block_size
-                )
+                _find(slots, seen, base, blocks, firsts[sequence], given.block_size)
                 for i in range(count):
                     _score(scores[i], own[i], keys[head], slots, seen, group, head_dim)
                 if given.softcap > 0:
                     _cap(scores, seen, given.softcap)
                 for i in range(count):
-                    position = context - count + i
-                    first = max(0, min(seen, position - window + 1 - base)) if window else 0
-                    last = max(0, min(seen, position + 1 - base))
+                    first, last = _visible(context - count + i - base, seen, window)
                     for g in range(group):
                         _weigh(scores[i, g], first, last, stat[i, g], summed[i, g])
                     _sum(summed[i], scores[i], values[head], slots, first, last, group, value_dim)
