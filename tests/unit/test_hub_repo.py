@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -375,28 +374,3 @@ def test_a_folder_that_cannot_be_written(fake_hub: Any, tmp_path: Path) -> None:
     (tmp_path / "hub-cache").write_text("a file is in the way")
     with pytest.raises(DownloadError, match=r"cannot write to .*hub-cache"):
         hub.resolve(REPO)
-
-
-def test_an_index_that_is_no_json(tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (tmp_path / name).write_text("{}")
-    assert hub_repo.is_complete(tmp_path)
-    for text in ("[", "{}", "[]"):
-        (tmp_path / "model.safetensors.index.json").write_text(text)
-        assert not hub_repo.is_complete(tmp_path)
-        assert hub_repo.lacks(tmp_path) == "a sound model.safetensors.index.json"
-
-
-def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
-    assert hub_repo.lacks(tmp_path) == "config.json"
-    (tmp_path / "config.json").write_text("{}")
-    assert hub_repo.lacks(tmp_path) == "tokenizer files"
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert hub_repo.lacks(tmp_path) == "model.safetensors"
-    for name, said in (
-        ("a\x1b\n.safetensors", r"'a\x1b\n.safetensors', which"),
-        ("../x", "is no name of a file"),
-    ):
-        index = json.dumps({"weight_map": {"a": name}})
-        (tmp_path / "model.safetensors.index.json").write_text(index)
-        assert said in hub_repo.lacks(tmp_path)
