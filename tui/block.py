@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Click
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.highlight import (
     ANSIDarkHighlightTheme,
     ANSILightHighlightTheme,
@@ -22,6 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from .markup import Fence, Paragraph
+from .once import LaidOutOnce
 from .table import Table
 
 _HIGHLIGHTED = 20_000  # characters; longer code stays plain: 400 lines take 60 ms once, in one go
@@ -38,7 +39,7 @@ class _Row:
     joint: str
 
 
-class MarkdownBlock(Widget):
+class MarkdownBlock(LaidOutOnce, Widget):
     """Paragraphs, wrapped with hanging indents. What is copied from it has no line breaks of wrapping."""
 
     DEFAULT_CSS = "MarkdownBlock { height: auto; width: 1fr; text-wrap: nowrap; }"
@@ -54,9 +55,14 @@ class MarkdownBlock(Widget):
         return self._paragraphs
 
     def put(self, paragraphs: Sequence[Paragraph]) -> None:
-        """Show these instead."""
+        """Show these instead; where they take as many rows, only those that differ are drawn again."""
+        before, known = self._rows, self._width
         self._paragraphs, self._width = list(paragraphs), 0
-        self.refresh(layout=True)
+        rows = self._rows_at(self.content_size.width)
+        if self._width != known or len(rows) != len(before):
+            self.refresh(layout=True)
+        elif changed := [y for y, row in enumerate(rows) if not row.line.is_same(before[y].line)]:
+            self.refresh(Region(0, changed[0], known, changed[-1] + 1 - changed[0]))
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return container.width

@@ -19,6 +19,7 @@ from ferrum_mlx.chat.conversation import Message
 from ferrum_mlx.sanitize import sanitize
 
 from .block import CodeBlock
+from .once import LaidOutOnce
 
 _DIM = "$foreground 55%"
 Place = tuple[int, int]  # which of how many branches a message is, from 1
@@ -33,7 +34,7 @@ class MessageEvent(Event):
         self.message_id = widget.message.id
 
 
-class MessageWidget(Vertical, can_focus=True):
+class MessageWidget(LaidOutOnce, Vertical, can_focus=True):
     """One message of the conversation. Shift+Tab goes there from the prompt."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widget import Widget
-from textual.widgets import Static
 
 from .block import CodeBlock, MarkdownBlock
 from .blocks import BlockSplitter, is_list
 from .markup import Fence, Paragraph, parts_of
+from .once import LaidOutOnce
 
 _ROOM = 40  # paragraphs that one widget holds: a layout visits every widget, an append wraps one anew
 _PARSED = 2000  # characters of an open block that are parsed at each flush; a longer one is bare text
 _FROZEN_LINES = 16  # lines of a longer one that are put aside, so that only its end is drawn again
 
 
-class StreamedMarkdown(Vertical):
+class StreamedMarkdown(LaidOutOnce, Vertical):
     """Closed blocks stand for good; the open one, below them, is drawn anew with each flush."""
 
     def __init__(self) -> None:
@@ -25,7 +24,7 @@ class StreamedMarkdown(Vertical):
         self._splitter = BlockSplitter()
         self._after_list = False
         self._frozen = 0  # characters of the open block that stand in frozen widgets
-        self._open: list[Widget] = []  # the open block, the last of them still changing
+        self._open: list[MarkdownBlock] = []  # the open block, the last of them still changing
 
     async def feed(self, text: str) -> None:
         """Add sanitized text."""
@@ -71,31 +70,19 @@ class StreamedMarkdown(Vertical):
     # The open block
 
     async def _show_open(self, text: str) -> None:
+        if not self._open:
+            await self._add_piece(goes_on=self._goes_on(text))
         if len(text) <= _PARSED and not self._splitter.in_fence:
-            await self._show_parsed(text)
+            self._open[-1].put(_lines(text))
         else:
             await self._show_bare(text)
 
-    async def _show_parsed(self, text: str) -> None:
-        lines: list[Paragraph] = []
-        for part in parts_of(text):
-            lines += part if isinstance(part, list) else [_code(part)]
-        if self._open and isinstance(self._open[-1], MarkdownBlock):
-            self._open[-1].put(lines)
-        else:
-            self._open.append(_block(lines, self._goes_on(text)))
-            await self.mount(self._open[-1])
-
     async def _show_bare(self, text: str) -> None:
-        if self._open and isinstance(self._open[-1], MarkdownBlock):
-            await self._open.pop().remove()
-        if not self._open:
-            await self._add_piece()
         while aside := self._settled(text[self._frozen :]):
             end = self._frozen + aside
             self._update_piece(text[self._frozen : end])
             self._frozen = end
-            await self._add_piece()
+            await self._add_piece(goes_on=True)
         self._update_piece(text[self._frozen :])
 
     def _settled(self, live: str) -> int:
@@ -104,20 +91,23 @@ class StreamedMarkdown(Vertical):
             return sum(len(line) + 1 for line in live.split("\n", _FROZEN_LINES)[:_FROZEN_LINES])
         return 0
 
-    async def _add_piece(self) -> None:
-        piece = Static(markup=False, classes="open-block")
-        piece.set_class(self._splitter.in_fence, "code")
-        piece.set_class(bool(self._open), "-goes-on")
-        self._open.append(piece)
-        await self.mount(piece)
+    async def _add_piece(self, *, goes_on: bool) -> None:
+        self._open.append(_block([], goes_on))
+        await self.mount(self._open[-1])
 
     def _update_piece(self, text: str) -> None:
         piece = self._open[-1]
-        assert isinstance(piece, Static)
         piece.set_class(self._splitter.in_fence, "code")
         if self._splitter.in_fence and len(self._open) == 1:
             text = text.partition("\n")[2]  # without the fence line
-        piece.update(Content(text.removesuffix("\n")))
+        piece.put([Paragraph(Content(text.removesuffix("\n")))])
+
+
+def _lines(text: str) -> list[Paragraph]:
+    lines: list[Paragraph] = []
+    for part in parts_of(text):
+        lines += part if isinstance(part, list) else [_code(part)]
+    return lines
 
 
 def _code(fence: Fence) -> Paragraph:

@@ -16,13 +16,14 @@ from ferrum_mlx.config import EngineConfig
 from .answer import Answer
 from .message import MessageWidget, Place, UserMessage
 from .notices import Remark, Unanswered, Welcome
+from .once import LaidOutOnce
 
 _MOUNTED = 20  # messages; each is several widgets, and a layout visits them all
 _SLACK = 4  # messages more than that before the first ones go
 PlaceOf = Callable[[Message], Place]
 
 
-class Transcript(VerticalScroll, can_focus=False):
+class Transcript(LaidOutOnce, VerticalScroll, can_focus=False):
     """Follows its end until the user scrolls up; at the end it follows again."""
 
     def __init__(self) -> None:

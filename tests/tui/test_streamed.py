@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from textual._compositor import Compositor
 from textual.app import App
 from textual.containers import Vertical
+from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Static
 
+from ferrum_mlx.chat.conversation import Message
 from ferrum_tui import streamed as streamed_module
+from ferrum_tui.answer import Answer
 from ferrum_tui.block import CodeBlock, MarkdownBlock
 from ferrum_tui.markup import Part, parts_of
 from ferrum_tui.streamed import StreamedMarkdown
+from ferrum_tui.transcript import Transcript
 
 from . import made_markdown
 
+_SETTLED_S = 0.1  # a screen draws 60 times a second
 SAMPLES = {
     "paragraphs": "One *two* **three**.\nSame paragraph.\n\nAnother with `code`.\n",
     "headings": "# Title\n\ntext\n## Sub\ntext right below\n",
@@ -51,6 +58,17 @@ class Page(App[None]):
 
     def action_open_link(self, address: str) -> None:
         self.opened.append(address)
+
+
+class TranscriptPage(App[None]):
+    CSS_PATH = ["../../tui/css/transcript.tcss", "../../tui/css/markdown.tcss"]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transcript = Transcript()
+
+    def compose(self):  # type: ignore[no-untyped-def]
+        yield self.transcript
 
 
 def shown(parts: Sequence[Widget]) -> list[tuple[str, str]]:
@@ -92,11 +110,9 @@ def seen(widget: StreamedMarkdown) -> list[str]:
     for child in widget.children:
         if isinstance(child, CodeBlock):
             found += child.code.split("\n")
-        elif isinstance(child, MarkdownBlock):
-            found += child.render().plain.split("\n")
         else:
-            assert isinstance(child, Static)
-            found += str(child.content).split("\n")
+            assert isinstance(child, MarkdownBlock)
+            found += child.render().plain.split("\n")
     return [line.strip() for line in found if line.strip()]
 
 
@@ -165,10 +181,11 @@ async def test_the_open_block_is_shown_as_it_comes() -> None:
 
 async def test_an_open_fence_looks_like_code() -> None:
     widget = StreamedMarkdown()
-    async with Page(widget).run_test():
+    async with Page(widget).run_test() as pilot:
         await widget.feed("```python\nx = 1\ny")
-        (piece,) = widget.query(".open-block").results(Static)
-        assert str(piece.content) == "x = 1\ny"
+        await pilot.pause()
+        (piece,) = widget.query(".code").results(MarkdownBlock)
+        assert piece.render().plain == "x = 1\ny"
         assert piece.has_class("code")
 
 
@@ -250,3 +267,49 @@ async def test_the_count_sees_work_that_grows(monkeypatch: pytest.MonkeyPatch) -
     parsed, put, _ = await Work(monkeypatch).most("> a line of a quote\n" * 150)
     assert parsed > 2_100
     assert put <= 130  # it is one paragraph
+
+
+class Layouts:
+    """How often all was laid out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        reflow = Compositor.reflow
+
+        def counting(compositor, parent, size):  # type: ignore[no-untyped-def]
+            self.count += 1
+            return reflow(compositor, parent, size)
+
+        monkeypatch.setattr(Compositor, "reflow", counting)
+
+    async def of(self, pilot: Pilot[None], answer: Answer, text: str) -> int:
+        """Of a flush of this text."""
+        await self._settle(pilot)
+        before = self.count
+        await answer.add(text)
+        await self._settle(pilot)
+        return self.count - before
+
+    async def _settle(self, pilot: Pilot[None]) -> None:
+        seen = -1
+        while seen != self.count:
+            seen = self.count
+            await asyncio.sleep(_SETTLED_S)
+            await pilot.pause()
+
+
+@pytest.mark.parametrize("before", ["A line of text, and", "```py\nx = 1\ny =", "- an item, and"])
+@pytest.mark.parametrize("lines", [2, 60])
+async def test_a_flush_lays_out_once_and_only_for_a_new_row(
+    before: str, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind so many lines that there is no scrollbar, or one."""
+    layouts, page = Layouts(monkeypatch), TranscriptPage()
+    answer = Answer(Message(id=1, parent=None, role="assistant"))
+    async with page.run_test(size=(80, 24)) as pilot:
+        await page.transcript.add(answer)
+        await answer.add("one more\n\n" * lines + before)
+        assert await layouts.of(pilot, answer, " 2") == 0
+        assert await layouts.of(pilot, answer, "\n  z = 3") == 1
+        monkeypatch.setattr(MarkdownBlock, "virtual_size", Widget.virtual_size)
+        assert await layouts.of(pilot, answer, "\n  z = 4") == 2  # as Textual has it
