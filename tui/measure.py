@@ -24,7 +24,7 @@ _ESC, _ESC_OF_KITTY = "\x1b", "\x1b[27u"
 
 
 @click.command()
-@click.option("--pairs", default=5, show_default=True, help="Runs of each kind; of what is compared, alternating.")
+@click.option("--pairs", default=5, show_default=True, help="Runs of each, what is compared alternating.")
 def main(pairs: int) -> None:
     """Print each figure beside its target; exit 1 if one is missed."""
     rows = [*_speeds(pairs), *_flushes(pairs), *_moments(pairs)]
