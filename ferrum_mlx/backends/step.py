@@ -149,20 +149,25 @@ class Step:
     def key_runs(self, segment: Segment, group: int, window: int | None) -> list[Run]:
         """Where the keys that a segment attends to lie; none if that is in many places.
 
-        Keys that all of its rows see come in the order of their slots: a pool that was used up once hands out
-        runs of blocks from its end to its start, which are one run that way.
+        Blocks that all of its rows see whole come in the order of their slots: a pool that was used up once
+        hands out runs of blocks from its end to its start, which are one run that way.
         """
-        first = segment.first_key(window)
-        where, length = self.key_slots(segment, group, first), segment.context_len - first
-        if isinstance(where, slice):
-            return [Run(where, 0, length)]
+        size, end = self.block_size, segment.context_len
+        skipped = (first := segment.first_key(window)) % size  # keys of the first block
+        table = self.block_table(segment, group)[first // size : -(-end // size)]
+        blocks = np.array(table, dtype=np.int32)
         if segment.num_rows == 1 or window is None:
-            where = where.copy()
-            where[: length - segment.num_rows + 1].sort()
-        edges = [0, *(np.flatnonzero(np.diff(where) != 1) + 1).tolist(), length]
-        if len(edges) * LONG_RUN > length:
+            seen_by_all = end - segment.num_rows + 1
+            blocks[bool(skipped) : max(seen_by_all // size - first // size, 0)].sort()
+        edges = [0, *(np.flatnonzero(np.diff(blocks) != 1) + 1).tolist(), len(blocks)]
+        if len(edges) > 2 and len(edges) * LONG_RUN > end - first:
             return []
-        return [Run(slice(int(where[a]), int(where[a]) + b - a), a, b) for a, b in pairwise(edges)]
+        runs = []
+        for a, b in pairwise(edges):
+            start, stop = max(a * size - skipped, 0), min(b * size - skipped, end - first)
+            slot = int(blocks[a]) * size + start - (a * size - skipped)
+            runs.append(Run(slice(slot, slot + stop - start), start, stop))
+        return runs
 
     @property
     def block_size(self) -> int:

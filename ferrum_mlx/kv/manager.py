@@ -139,9 +139,10 @@ class KVManager:
         Positions a window has left map into the null block.
         """
         self.check_reserved(cache_id, end)
+        size, first = self.block_size, start // self.block_size
+        blocks = np.array(self.block_table(cache_id, group)[first : -(-end // size)], dtype=np.int32)
         positions = np.arange(start, end, dtype=np.int32)
-        table = np.array(self.block_table(cache_id, group), dtype=np.int32)
-        return table[positions // self.block_size] * self.block_size + positions % self.block_size
+        return blocks[positions // size - first] * size + positions % size
 
     def check_reserved(self, cache_id: int, length: int) -> None:
         """Raise ContractError unless every position below `length` is writable."""

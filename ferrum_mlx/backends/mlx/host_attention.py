@@ -110,10 +110,12 @@ class HostStorage:
         heads, value_dim = self.values.shape[1:]
         by_head = rows.reshape(len(rows), heads, -1, rows.shape[-1])  # [sequences, kv_heads, group, head_dim]
         longest = max(runs[-1].end for runs in reads)
-        scores = np.full((*by_head.shape[:3], longest), -np.inf, dtype=np.float32)
+        scores = np.empty((*by_head.shape[:3], longest), dtype=np.float32)
         for query, runs, score in zip(by_head, reads, scores, strict=True):
             for run in runs:
-                score[..., run.start : run.end] = query @ self.keys[run.slots].transpose(1, 2, 0)
+                keys = self.keys[run.slots].transpose(1, 2, 0)
+                np.matmul(query, keys, out=score[..., run.start : run.end])
+            score[..., runs[-1].end :] = -np.inf
         total = softmax_(scores, None if sinks is None else sinks.reshape(heads, -1, 1))
         out = np.empty((*by_head.shape[:3], value_dim), dtype=np.float32)
         for weights, runs, result in zip(scores, reads, out, strict=True):
