@@ -51,6 +51,19 @@ async def test_the_catalogue_is_listed_without_network(private_cache: Path, fake
     assert fake_hub.requests == []
 
 
+@pytest.mark.parametrize(("backend", "refused"), [("torch", True), ("mlx", False)])
+async def test_what_a_backend_would_refuse_is_said_with_its_reason(
+    backend: str, refused: bool, private_cache: Path
+) -> None:
+    app = Host(ModelPicker(backend=backend, fit=lambda _: None))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await listed(pilot)
+        await pilot.press("slash", *"qwen3.5-0.8b", "down")
+        await until(pilot, lambda: ("✗ refused" in screen(app)) is refused and "Qwen3.5" in screen(app))
+        assert ("take --backend mlx" in screen(app)) is refused
+    assert all(each.name != "qwen3.5-0.8b" for each in listing.suggestions(lambda _: None, "torch"))
+
+
 class SlowToGo(Static):
     """Is removed after what is beside it, so that a list can come in between."""
 

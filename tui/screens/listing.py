@@ -10,7 +10,7 @@ from functools import partial
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import Card, choose
 from ferrum_mlx.config import EngineConfig
-from ferrum_mlx.fit import Fit, backend_here, fit_of
+from ferrum_mlx.fit import Fit, backend_here, fit_of, refusal
 from ferrum_mlx.plain import size
 
 from .finder import Cell
@@ -28,9 +28,10 @@ class Entry:
         size: bytes on this disk, or to download; None if nobody has said.
         here: it can be used without the network.
         partial: bytes of an interrupted download.
-        fit: None where it cannot be told.
+        fit: None where it cannot be told, or is refused.
         context: tokens; None if there is no card.
         verified: the card has been checked against the files.
+        refused: why loading would refuse it, on one line.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Entry:
     licence: str
     context: int | None
     verified: bool
+    refused: str = ""
 
 
 FitOf = Callable[[hub.ModelStatus], Fit | None]
@@ -58,13 +60,15 @@ def entries(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
 
 def entry(status: hub.ModelStatus, fit: FitOf | None = None, backend: str = "") -> Entry:
     card, here = status.card, status.path is not None
+    refused = refusal(status, backend)
     return Entry(
         name=status.name,
         title=card.title if card else "",
         size=status.size if here else _to_download(card, backend),
         here=here,
         partial=0 if here else hub.partial_size(status.name, backend),
-        fit=(fit or memory_fit)(status),
+        fit=None if refused else (fit or memory_fit)(status),
+        refused=" ".join(str(refused).split()) if refused else "",
         licence=card.licence if card else "",
         context=card.context if card else None,
         verified=bool(card and card.verified),
@@ -76,7 +80,7 @@ def suggestions(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
 
     Where fewer are known to fit, those that need least stand behind them; a list has to say so.
     """
-    found = [each for each in entries(fit, backend) if each.licence]
+    found = [each for each in entries(fit, backend) if each.licence and not each.refused]
     fitting = sorted(filter(fits, found), key=lambda each: not each.here)[:_MOST]
     others = sorted((each for each in found if not fits(each)), key=_needed)
     return fitting + others[: max(_LEAST - len(fitting), 0)]
@@ -119,6 +123,8 @@ def size_cell(entry: Entry) -> Cell:
 def fit_cells(entry: Entry) -> tuple[Cell, Cell]:
     """A glyph, and the same in words."""
     fit = entry.fit
+    if entry.refused:
+        return ("✗", "$text-error"), ("refused", "$text-error")
     if fit is None:
         return ("?", _DIM), ("unknown", _DIM)
     if not fit.fits:
@@ -147,7 +153,9 @@ def cells(entry: Entry, current: bool) -> list[Cell]:
 
 
 def detail(entry: Entry) -> str:
-    """What a narrow screen's row has no room for, on one line."""
+    """What a row has no room for, on one line."""
+    if entry.refused:
+        return entry.refused
     context = f"context {entry.context:,}" if entry.context else ""
     parts = (entry.title, entry.licence, context, f"memory: {fit_cells(entry)[1][0]}")
     return " · ".join(part for part in parts if part)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +34,14 @@ def team(threads: int) -> Team:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """What layers have in common that attend alike in a step; `held` owns what `given` points to."""
+    """What layers have in common that attend alike in a step.
 
-    work: Any
+    `given` lies at `address`, and what it points to belongs to `held`.
+    """
+
+    work: int
     given: np.ndarray
+    address: int
     sums: np.ndarray
     stats: np.ndarray
     starts: np.ndarray
@@ -74,7 +77,7 @@ class CPUAttention:
         given["queries"], given["keys"], given["values"] = (
             tensor.data_ptr() for tensor in (queries, keys, values)
         )
-        self._team(plan.work.address, given.ctypes.data)
+        self._team(plan.work, plan.address)
         if given["done"] != given["count"]:  # what compiled code raises goes no further
             raise FerrumError("a step's attention was not computed", next_step="free some memory")
         sinks = _NO_SINKS if how.sinks is None else how.sinks.float().numpy()
@@ -118,5 +121,6 @@ def _planned(
     given["sequences"], given["num_blocks"] = len(starts), len(blocks)
     given["block_size"], given["window"] = tables.block_size, how.window or 0
     given["scale"], given["softcap"] = how.scale, how.softcap or 0
-    work = worker(head_dim, value_dim, group, keys.dtype == torch.float16)
-    return _Plan(work, given, sums, stats, starts, counts, np.cumsum(lengths), held)
+    work = worker(head_dim, value_dim, group, keys.dtype == torch.float16).address
+    ends = np.cumsum(lengths)
+    return _Plan(work, given, given.ctypes.data, sums, stats, starts, counts, ends, held)

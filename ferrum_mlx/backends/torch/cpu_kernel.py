@@ -54,7 +54,7 @@ def reads_half() -> bool:
     return platform.machine() not in _X86 or "+f16c" in features
 
 
-_OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},  # but not "there is no NaN, no infinity"
     "error_model": "numpy",
     "nogil": True,
@@ -93,7 +93,7 @@ def _increment(typing: Any, pointer: Any, field: Any) -> Any:
 
 
 @intrinsic
-def _pointer(typing: Any, address: Any, like: Any) -> Any:
+def pointer_to(typing: Any, address: Any, like: Any) -> Any:
     """To numbers of `like`'s type."""
     pointer = types.CPointer(like)
 
@@ -115,7 +115,7 @@ def _compiled_number(kept: Any) -> Any:
     return lambda kept: kept
 
 
-@njit(inline="always", **_OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _exp(x: Any) -> Any:
     """Of x <= 0, by Cephes' polynomial: libm's own would take most of the time. NaN stays NaN."""
     low = np.float32(-87.0)
@@ -132,7 +132,7 @@ def _exp(x: Any) -> Any:
     return p * _of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _cap(scores: Any, seen: int, softcap: Any) -> None:
     """softcap · tanh(score / softcap), in place."""
     for i in range(scores.shape[0]):
@@ -143,7 +143,7 @@ def _cap(scores: Any, seen: int, softcap: Any) -> None:
                 scores[i, g, t] = np.copysign(softcap * (np.float32(1) - e) / (np.float32(1) + e), score)
 
 
-@njit(inline="always", **_OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _weigh(scores: Any, first: int, last: int, stats: Any, sums: Any) -> None:
     """exp of a row's scores in their place, up to a factor by which what was summed before shrinks, too.
 
@@ -169,14 +169,14 @@ def _weigh(scores: Any, first: int, last: int, stats: Any, sums: Any) -> None:
     stats[1] += total
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _visible(position: int, seen: int, window: int) -> tuple[int, int]:
     """Which of `seen` keys a row sees, from … to, its position counted from the first of them."""
     first = max(0, min(seen, position - window + 1)) if window else 0
     return first, max(0, min(seen, position + 1))
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _find(slots: Any, seen: int, base: int, blocks: Any, first: int, block_size: int) -> None:
     """The slots of keys base … base + seen - 1 of a sequence whose table begins at `first`."""
     at, offset = first + base // block_size, base % block_size
@@ -187,7 +187,7 @@ def _find(slots: Any, seen: int, base: int, blocks: Any, first: int, block_size:
             at, offset = at + 1, 0
 
 
-@njit(inline="always", **_OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _score(scores: Any, queries: Any, keys: Any, slots: Any, seen: int, group: int, head_dim: int) -> None:
     for t in range(seen):
         key = keys[slots[t]]
@@ -198,7 +198,7 @@ def _score(scores: Any, queries: Any, keys: Any, slots: Any, seen: int, group: i
             scores[g, t] = product
 
 
-@njit(inline="always", **_OPTIONS)
+@njit(inline="always", **OPTIONS)
 def _sum(
     sums: Any, weights: Any, values: Any, slots: Any, first: int, last: int, group: int, value_dim: int
 ) -> None:
@@ -224,21 +224,21 @@ def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
     kept = np.uint16(0) if half else np.float32(0)
     one, index = np.float32(0), np.int64(0)
 
-    @cfunc(types.void(types.CPointer(from_dtype(ARGUMENTS))), **{**_OPTIONS, "nogil": False})
+    @cfunc(types.void(types.CPointer(from_dtype(ARGUMENTS))), **{**OPTIONS, "nogil": False})
     def work(pointer: Any) -> None:
         given = carray(pointer, (1,))[0]
         heads, last_task, sequences = given.kv_heads, given.count, given.sequences
-        queries = carray(_pointer(given.queries, one), (given.tokens, heads * group, head_dim))
-        keys = carray(_pointer(given.keys, kept), (heads, given.slots, head_dim))
-        values = carray(_pointer(given.values, kept), (heads, given.slots, value_dim))
-        sums = carray(_pointer(given.sums, one), (last_task, given.rows, group, value_dim))
-        stats = carray(_pointer(given.stats, one), (last_task, given.rows, group, 2))
-        starts = carray(_pointer(given.starts, index), (sequences,))
-        counts = carray(_pointer(given.counts, index), (sequences,))
-        contexts = carray(_pointer(given.contexts, index), (sequences,))
-        firsts = carray(_pointer(given.firsts, index), (sequences,))
-        blocks = carray(_pointer(given.blocks, index), (given.num_blocks,))
-        tasks = carray(_pointer(given.tasks, index), (last_task // heads, 2))
+        queries = carray(pointer_to(given.queries, one), (given.tokens, heads * group, head_dim))
+        keys = carray(pointer_to(given.keys, kept), (heads, given.slots, head_dim))
+        values = carray(pointer_to(given.values, kept), (heads, given.slots, value_dim))
+        sums = carray(pointer_to(given.sums, one), (last_task, given.rows, group, value_dim))
+        stats = carray(pointer_to(given.stats, one), (last_task, given.rows, group, 2))
+        starts = carray(pointer_to(given.starts, index), (sequences,))
+        counts = carray(pointer_to(given.counts, index), (sequences,))
+        contexts = carray(pointer_to(given.contexts, index), (sequences,))
+        firsts = carray(pointer_to(given.firsts, index), (sequences,))
+        blocks = carray(pointer_to(given.blocks, index), (given.num_blocks,))
+        tasks = carray(pointer_to(given.tasks, index), (last_task // heads, 2))
         window = given.window
         slots = np.empty(_TILE, np.int64)
         while True:
@@ -271,7 +271,7 @@ def worker(head_dim: int, value_dim: int, group: int, half: bool) -> Any:
     return work
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def merge(sums: Any, stats: Any, starts: Any, counts: Any, ends: Any, sinks: Any, out: Any) -> None:
     """The pieces of each row, weighed by their largest scores.
 

@@ -48,7 +48,8 @@ class Device:
             return {"fast_paths": steps, "fast_paths_off": f"{kernel} (the package triton is not installed)"}
         if not self.host:
             return {"fast_paths": "none", "fast_paths_off": f"{kernel}, {steps} (both need CUDA)"}
-        on, kernel = "packed weights and replayed decode steps", "a compiled kernel for paged attention"
+        on = "packed weights and replayed decode steps"
+        kernel = "compiled attention, norms and rotary embeddings"
         if reason := without_cpu_kernel():
             return {"fast_paths": f"{on}, with --numerics fast", "fast_paths_off": f"{kernel} ({reason})"}
         return {"fast_paths": f"{on}, {kernel}, with --numerics fast", "fast_paths_off": "none"}

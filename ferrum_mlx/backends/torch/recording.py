@@ -170,7 +170,7 @@ def compiled(
     functions: dict[Any, str] = {}
     lines, alive = [f"    return {output}"], {output}
     for call in reversed(calls):
-        used = _names_in((call.args, call.kwargs))
+        used = names_in((call.args, call.kwargs))
         ended = [name for name in [*used, *call.results] if name not in alive and name not in constants]
         if ended:
             lines.append(f"    {' = '.join(dict.fromkeys(ended))} = None")
@@ -187,7 +187,7 @@ def compiled(
     return run
 
 
-def _names_in(arguments: Any) -> list[Name]:
+def names_in(arguments: Any) -> list[Name]:
     found: list[Name] = []
     tree_map(lambda value: found.append(value) if isinstance(value, Name) else None, arguments)
     return found

@@ -3,8 +3,8 @@
 On a CPU most of a small model's step is Python: modules, decorators and wrappers around a thousand small
 operations. They do the same in every step of as many rows, so the first one is recorded. Some kinds of call
 stay whole: attention and what adapters add to layers, which the running step answers, and Linear layers,
-of which those with the same input become one. A forward that cannot be recorded runs as it is, and the
-reason is shown.
+of which those with the same input become one; norms and rotary embeddings are compiled where they can be.
+A forward that cannot be recorded runs as it is, and the reason is shown.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ferrum_mlx import nearties
 from ferrum_mlx.backends.step import Step
 from ferrum_mlx.backends.torch.adapters import AdaptedLayers
 from ferrum_mlx.backends.torch.attention import Attending, RunningStep, attend_running
+from ferrum_mlx.backends.torch.idioms import shortened
 from ferrum_mlx.backends.torch.layers import row_by_row
 from ferrum_mlx.backends.torch.products import linear
 from ferrum_mlx.backends.torch.recording import (
@@ -112,7 +113,7 @@ class Replays:
                 logits = self._forward(ids, positions)
         finally:
             self._adapted.recorder = None
-        calls = _merge(recorder) if once else recorder.calls
+        calls = shortened(_merge(recorder)) if once else recorder.calls
         return compiled(calls, recorder.given, recorder.constants, recorder.name_of(logits))
 
     def _check(self, program: Function, rows: int) -> str | None:

@@ -262,7 +262,7 @@ def test_half_is_not_asked_of_a_processor_without_it(monkeypatch: pytest.MonkeyP
 KEPT = """
 import sys
 from ferrum_mlx.backends.torch import cpu_kernel
-assert cpu_kernel._OPTIONS["cache"]
+assert cpu_kernel.OPTIONS["cache"]
 assert cpu_kernel.worker(24, 24, 1, True).address
 """
 

@@ -1,0 +1,93 @@
+"""Norms and rotary embeddings of a few rows on a CPU, compiled by numba: one call for six of torch's.
+
+Each row is computed by itself, in the same order whatever is beside it. What the compiled code does not take
+goes through torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from ferrum_mlx.backends.torch.cpu_kernel import OPTIONS, pointer_to
+
+
+class Norm:
+    """weight · x / sqrt(mean(x²) + epsilon), over the last dimension."""
+
+    def __init__(self, epsilon: float) -> None:
+        self._epsilon, self._compiled_epsilon = epsilon, np.float32(epsilon)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        size = x.shape[-1]
+        if weight.shape != (size,) or not (_is_plain(x) and _is_plain(weight)):
+            return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._epsilon))
+        out = torch.empty_like(x)
+        pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr()
+        _normed(*pointers, x.numel() // size, size, self._compiled_epsilon)
+        return out
+
+
+class Rotation:
+    """x · cos + (-b, a) · sin, where a is x[..., :half], and b the rest of it.
+
+    It is called with x, [1, heads, T, head_dim], in memory in any order of heads and T, and cos and sin of
+    the T rows.
+    """
+
+    def __init__(self, half: int) -> None:
+        self._half = half
+
+    def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        shape = (1, 1, *x.shape[2:])
+        fits = x.dim() == 4 and len(x) == 1 and x.shape[3] == 2 * self._half and x.dtype == torch.float32
+        lies = x.stride() == out.stride() and x.stride(3) == 1
+        if not (fits and lies and all(_is_plain(t) and t.shape == shape for t in (cos, sin))):
+            a, b = x[..., : self._half], x[..., self._half :]
+            return x * cos + torch.cat([-b, a], dim=-1) * sin
+        pointers = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr()
+        _rotated(*pointers, *x.shape[1:], x.stride(1), x.stride(2))
+        return out
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+@njit(**OPTIONS)
+def _normed(x: Any, weight: Any, out: Any, rows: int, size: int, epsilon: Any) -> None:
+    """Addresses of x and out, [rows, size], and of weight, [size]."""
+    number = np.float32(0)
+    given = carray(pointer_to(x, number), (rows, size))
+    scales = carray(pointer_to(weight, number), (size,))
+    results = carray(pointer_to(out, number), (rows, size))
+    for i in range(rows):
+        total = np.float32(0)
+        for j in range(size):
+            total += given[i, j] * given[i, j]
+        factor = np.float32(1) / np.sqrt(total / np.float32(size) + epsilon)
+        for j in range(size):
+            results[i, j] = scales[j] * (given[i, j] * factor)
+
+
+@njit(**OPTIONS)
+def _rotated(
+    x: Any, cos: Any, sin: Any, out: Any, heads: int, tokens: int, size: int, head_step: int, token_step: int
+) -> None:
+    """Addresses of x and out, of the same strides, and of cos and sin, [tokens, size]."""
+    number, half = np.float32(0), size // 2
+    span = (heads - 1) * head_step + (tokens - 1) * token_step + size
+    given, results = carray(pointer_to(x, number), (span,)), carray(pointer_to(out, number), (span,))
+    cosines = carray(pointer_to(cos, number), (tokens, size))
+    sines = carray(pointer_to(sin, number), (tokens, size))
+    for t in range(tokens):
+        for head in range(heads):
+            a = head * head_step + t * token_step
+            b = a + half
+            for d in range(half):
+                results[a + d] = given[a + d] * cosines[t, d] - given[b + d] * sines[t, d]
+                results[b + d] = given[b + d] * cosines[t, half + d] + given[a + d] * sines[t, half + d]
