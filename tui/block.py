@@ -106,7 +106,7 @@ def _rows(paragraph: Paragraph, width: int) -> Iterator[_Row]:
     content = content.expand_tabs(_TAB)
     plain, at = content.plain, 0
     for number, line in enumerate(content.wrap(room)):
-        start = max(plain.find(line.plain, at), at)
+        start = max(plain.find(line.plain, at) if line.plain else plain.find("\n", at) + bool(number), at)
         yield _Row(
             (rest if number else first) + line,
             len(rest.plain) if number else 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from textual.geometry import Size
-from textual.reactive import var
+from textual.reactive import Reactive
 
 
 class LaidOutOnce:
@@ -13,4 +13,4 @@ class LaidOutOnce:
     or goes asks for that by itself.
     """
 
-    virtual_size = var(Size(0, 0))
+    virtual_size = Reactive(Size(0, 0), repaint=False)

@@ -49,9 +49,10 @@ def list_(backend: str, as_json: bool) -> None:
         here = "-" if status.size is None else size(status.size)
         mark = "*" if card and card.default else ""
         licence, title = (card.licence, card.title) if card else ("", "")
-        refused = fit.refusal(status, backend) is not None
-        room = "✗ refused, see info" if refused else _room(fit.fit_of(status, backend=backend))
-        rows.append((mark, sanitize(status.name), here, room, licence, title))
+        room = fit.fit_of(status, backend=backend)
+        refused = room is None and fit.refusal(status, backend) is not None
+        said = "✗ refused, see info" if refused else _room(room)
+        rows.append((mark, sanitize(status.name), here, said, licence, title))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -104,8 +105,8 @@ def info(model: str, backend: str, as_json: bool) -> None:
 
 
 def _facts(status: hub.ModelStatus, backend: str) -> dict[str, Any]:
-    card, refused = status.card, fit.refusal(status, backend)
-    room = None if refused else fit.fit_of(status, backend=backend)
+    card, room = status.card, fit.fit_of(status, backend=backend)
+    refused = fit.refusal(status, backend) if room is None else None
     return {
         "name": status.name,
         "title": card.title if card else None,

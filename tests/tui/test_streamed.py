@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from textual._compositor import Compositor
 from textual.app import App
 from textual.containers import Vertical
+from textual.geometry import Offset
 from textual.pilot import Pilot
+from textual.selection import Selection
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -202,6 +204,19 @@ async def test_a_selection_is_the_text_and_not_its_lines_on_screen() -> None:
         await pilot.mouse_up(offset=(23, 39))
         selected = page.screen.get_selected_text()
         assert selected == f"{paragraph}\n\n• {paragraph}\n{code}\n{paragraph}"
+
+
+async def test_a_selection_within_open_code_has_its_blank_lines() -> None:
+    widget = StreamedMarkdown()
+    async with Page(widget).run_test() as pilot:
+        await widget.feed("```\na\n\nb\n\n\nc")
+        await pilot.pause()
+        (piece,) = widget.query(".code").results(MarkdownBlock)
+        for first in range(6):
+            for last in range(first, 6):
+                selected = piece.get_selection(Selection(Offset(0, first), Offset(1, last)))
+                assert selected is not None
+                assert selected[0] == "\n".join(["a", "", "b", "", "", "c"][first : last + 1])
 
 
 # What a flush costs

@@ -10,6 +10,7 @@ from functools import partial
 from ferrum_mlx import hub
 from ferrum_mlx.catalog import Card, choose
 from ferrum_mlx.config import EngineConfig
+from ferrum_mlx.errors import FerrumError
 from ferrum_mlx.fit import Fit, backend_here, fit_of, refusal
 from ferrum_mlx.plain import size
 
@@ -60,19 +61,26 @@ def entries(fit: FitOf | None = None, backend: str = "") -> list[Entry]:
 
 def entry(status: hub.ModelStatus, fit: FitOf | None = None, backend: str = "") -> Entry:
     card, here = status.card, status.path is not None
-    refused = refusal(status, backend)
+    room = (fit or memory_fit)(status)
+    refused = refusal(status, backend) if room is None else None
     return Entry(
         name=status.name,
         title=card.title if card else "",
         size=status.size if here else _to_download(card, backend),
         here=here,
         partial=0 if here else hub.partial_size(status.name, backend),
-        fit=None if refused else (fit or memory_fit)(status),
-        refused=" ".join(str(refused).split()) if refused else "",
+        fit=room,
+        refused=_reason(refused, status) if refused else "",
         licence=card.licence if card else "",
         context=card.context if card else None,
         verified=bool(card and card.verified),
     )
+
+
+def _reason(refused: FerrumError, status: hub.ModelStatus) -> str:
+    """On one line, which has no room for a path in a cache."""
+    said = str(refused) if status.path is None else str(refused).replace(str(status.path), status.name)
+    return " ".join(said.split())
 
 
 def suggestions(fit: FitOf | None = None, backend: str = "") -> list[Entry]:

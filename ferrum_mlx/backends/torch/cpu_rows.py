@@ -27,7 +27,7 @@ class Norm:
             return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._epsilon))
         out = torch.empty_like(x)
         pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-        _normed(*pointers, x.numel() // size, size, self._compiled_epsilon)
+        _normed(*pointers, x.numel() // max(size, 1), size, self._compiled_epsilon)
         return out
 
 
@@ -45,12 +45,12 @@ class Rotation:
         out = torch.empty_like(x)
         shape = (1, 1, *x.shape[2:])
         fits = x.dim() == 4 and len(x) == 1 and x.shape[3] == 2 * self._half and x.dtype == torch.float32
-        lies = x.stride() == out.stride() and x.stride(3) == 1
+        lies = x.stride(-1) == out.stride(-1) == 1
         if not (fits and lies and all(_is_plain(t) and t.shape == shape for t in (cos, sin))):
             a, b = x[..., : self._half], x[..., self._half :]
             return x * cos + torch.cat([-b, a], dim=-1) * sin
         pointers = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr()
-        _rotated(*pointers, *x.shape[1:], x.stride(1), x.stride(2))
+        _rotated(*pointers, tuple(x.shape[1:]), x.stride()[1:3], out.stride()[1:3])
         return out
 
 
@@ -76,18 +76,24 @@ def _normed(x: Any, weight: Any, out: Any, rows: int, size: int, epsilon: Any) -
 
 @njit(**OPTIONS)
 def _rotated(
-    x: Any, cos: Any, sin: Any, out: Any, heads: int, tokens: int, size: int, head_step: int, token_step: int
+    x: Any, cos: Any, sin: Any, out: Any, shape: tuple[int, ...], steps: tuple[int, ...], out_steps: Any
 ) -> None:
-    """Addresses of x and out, of the same strides, and of cos and sin, [tokens, size]."""
-    number, half = np.float32(0), size // 2
-    span = (heads - 1) * head_step + (tokens - 1) * token_step + size
-    given, results = carray(pointer_to(x, number), (span,)), carray(pointer_to(out, number), (span,))
+    """Addresses of x and out, whose heads and tokens lie `steps` apart, and of cos and sin.
+
+    `shape` is heads, T and head_dim.
+    """
+    number = np.float32(0)
+    heads, tokens, size = shape
+    last = (heads - 1, tokens - 1)
+    given = carray(pointer_to(x, number), (last[0] * steps[0] + last[1] * steps[1] + size,))
+    results = carray(pointer_to(out, number), (last[0] * out_steps[0] + last[1] * out_steps[1] + size,))
     cosines = carray(pointer_to(cos, number), (tokens, size))
     sines = carray(pointer_to(sin, number), (tokens, size))
+    half = size // 2
     for t in range(tokens):
         for head in range(heads):
-            a = head * head_step + t * token_step
-            b = a + half
-            for d in range(half):
-                results[a + d] = given[a + d] * cosines[t, d] - given[b + d] * sines[t, d]
-                results[b + d] = given[b + d] * cosines[t, half + d] + given[a + d] * sines[t, half + d]
+            a, c = head * steps[0] + t * steps[1], head * out_steps[0] + t * out_steps[1]
+            b, d = a + half, c + half
+            for i in range(half):
+                results[c + i] = given[a + i] * cosines[t, i] - given[b + i] * sines[t, i]
+                results[d + i] = given[b + i] * cosines[t, half + i] + given[a + i] * sines[t, half + i]

@@ -14,16 +14,17 @@ from ferrum_mlx.backends.torch.recording import Call, Name, names_in
 _TO_THE_END = (1 << 63) - 1  # of a slice
 
 
-def shortened(calls: Sequence[Call]) -> list[Call]:
+def shortened(calls: Sequence[Call], output: Name) -> list[Call]:
     """The same calls with fewer steps, where numba is there to compile those; else the very same."""
-    return list(calls) if without_cpu_kernel() else _Idioms(calls).replaced()
+    return list(calls) if without_cpu_kernel() else _Idioms(calls, output).replaced()
 
 
 class _Idioms:
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], output: Name) -> None:
         self._calls = calls
         self._made = {name: call for call in calls for name in call.results}
         self._uses = Counter(name for call in calls for name in names_in((call.args, call.kwargs)))
+        self._uses[output] += 1
         self._within: set[Name] = set()  # results that an idiom keeps to itself
 
     def replaced(self) -> list[Call]:

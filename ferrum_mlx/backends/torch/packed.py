@@ -62,6 +62,8 @@ class PackedModel:
         if reason := replays.prepare(most):
             self.off.append(f"replayed steps of few rows: {reason}")
             return
+        if replays.uncompiled:
+            self.off.append(f"compiled norms and rotary embeddings: {replays.uncompiled}")
         self._replays = replays
         give_back()  # the layers that were joined left holes
 

@@ -62,6 +62,7 @@ class Replays:
     def __init__(self, model: nn.Module, forward: Forward, adapted: AdaptedLayers) -> None:
         self._model, self._forward, self._adapted = model, forward, adapted
         self._programs: dict[int, Function | None] = {}
+        self.uncompiled = ""  # why norms and rotary embeddings are not, where they could be
 
     def prepare(self, most: int) -> str | None:
         """Record steps of one to `most` rows, so that none has to wait for it; or why nothing is replayed."""
@@ -87,12 +88,21 @@ class Replays:
             logits: torch.Tensor = program(ids, positions)
         return logits
 
-    @torch.inference_mode()
     def _record(self, rows: int) -> str | None:
+        reason = None if self.uncompiled else self._tried(rows, compile_idioms=True)
+        if self._programs.get(rows) is not None:
+            return None
+        plain = self._tried(rows, compile_idioms=False)
+        if reason and not plain:
+            self.uncompiled = reason
+        return plain
+
+    @torch.inference_mode()
+    def _tried(self, rows: int, *, compile_idioms: bool) -> str | None:
         self._programs[rows] = None
         try:
             try:
-                program = self._recorded(rows, once=True)
+                program = self._recorded(rows, once=True, compile_idioms=compile_idioms)
             except ChangesInPlace:
                 program = self._recorded(rows, once=False)
             if reason := self._check(program, rows):
@@ -104,7 +114,7 @@ class Replays:
         self._programs[rows] = program
         return None
 
-    def _recorded(self, rows: int, *, once: bool) -> Function:
+    def _recorded(self, rows: int, *, once: bool, compile_idioms: bool = False) -> Function:
         ids, positions = torch.arange(rows), torch.arange(rows)
         recorder = Recorder(ids, positions, once=once)
         self._adapted.recorder = recorder
@@ -113,8 +123,10 @@ class Replays:
                 logits = self._forward(ids, positions)
         finally:
             self._adapted.recorder = None
-        calls = shortened(_merge(recorder)) if once else recorder.calls
-        return compiled(calls, recorder.given, recorder.constants, recorder.name_of(logits))
+        calls, output = _merge(recorder) if once else recorder.calls, recorder.name_of(logits)
+        if compile_idioms:
+            calls = shortened(calls, output)
+        return compiled(calls, recorder.given, recorder.constants, output)
 
     def _check(self, program: Function, rows: int) -> str | None:
         """Other ids at other positions have to give what the model gives."""

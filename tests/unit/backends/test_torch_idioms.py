@@ -14,7 +14,7 @@ import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from ferrum_mlx.backends.torch import idioms
+from ferrum_mlx.backends.torch import cpu_rows, idioms
 from ferrum_mlx.backends.torch.cpu_rows import Norm, Rotation
 from ferrum_mlx.backends.torch.idioms import shortened
 from ferrum_mlx.backends.torch.recording import Recorder, compiled
@@ -30,22 +30,41 @@ def recorded(forward: Forward, *given: torch.Tensor) -> Recorder:
     return recorder
 
 
+@pytest.fixture
+def compiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The compiled functions that were called."""
+    called: list[str] = []
+
+    def counted(name: str, original: Any) -> None:
+        def call(*args: Any) -> None:
+            called.append(name)
+            original(*args)
+
+        monkeypatch.setattr(cpu_rows, name, call)
+
+    for name in ("_normed", "_rotated"):
+        counted(name, getattr(cpu_rows, name))
+    return called
+
+
 def both(forward: Forward, *given: torch.Tensor) -> tuple[list[Any], torch.Tensor, torch.Tensor]:
     """The functions of the shortened program, what it gives, and what the forward gives."""
     recorder = recorded(forward, *given)
-    calls = shortened(recorder.calls)
-    program = compiled(calls, recorder.given, recorder.constants, recorder.out)  # type: ignore[attr-defined]
+    output = recorder.out  # type: ignore[attr-defined]
+    calls = shortened(recorder.calls, output)
+    program = compiled(calls, recorder.given, recorder.constants, output)
     with torch.inference_mode():
         return [call.function for call in calls], program(*given), forward(*given)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma2RMSNorm])
-def test_a_norm_is_one_call(kind: Any, rows: int) -> None:
+def test_a_norm_is_one_call(kind: Any, rows: int, compiled_calls: list[str]) -> None:
     norm = kind(SIZE, eps=1e-3).requires_grad_(False)
     torch.nn.init.normal_(norm.weight)
     functions, got, want = both(norm, torch.randn(1, rows, SIZE))
     assert [type(each) for each in functions].count(Norm) == 1
+    assert compiled_calls == ["_normed"]
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
@@ -55,12 +74,16 @@ def rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     return torch.cat([turned_q, turned_k], dim=1)
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_rotary_embedding_is_one_call(rows: int) -> None:
-    angles = torch.randn(1, rows, SIZE)
-    given = torch.randn(1, rows, 3 * SIZE), torch.randn(1, rows, SIZE), angles.cos(), angles.sin()
+def test_a_rotary_embedding_is_one_call(rows: int, together: bool, compiled_calls: list[str]) -> None:
+    """Of q and k apart, or both views into the same rows."""
+    angles, qk = torch.randn(1, rows, SIZE), torch.randn(1, rows, 4 * SIZE)
+    q, k = qk.split([3 * SIZE, SIZE], dim=-1)
+    given = (*((q, k) if together else (q.contiguous(), k.contiguous())), angles.cos(), angles.sin())
     functions, got, want = both(rotary, *given)
     assert [type(each) for each in functions].count(Rotation) == 2
+    assert compiled_calls == ["_rotated"] * 2
     assert len(functions) == 9  # 4 views and transpositions, 2 of cos and sin, these 2 and the cat
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
@@ -95,8 +118,11 @@ def turn_of(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     ],
     ids=["float64", "rows not in a row", "a weight for each row", "a weight in steps"],
 )
-def test_what_the_compiled_norm_does_not_take_goes_through_torch(given: tuple[torch.Tensor, ...]) -> None:
+def test_what_the_compiled_norm_does_not_take_goes_through_torch(
+    given: tuple[torch.Tensor, ...], compiled_calls: list[str]
+) -> None:
     assert torch.equal(Norm(1e-5)(*given), norm_of(*given))
+    assert not compiled_calls
 
 
 @pytest.mark.parametrize(
@@ -104,23 +130,30 @@ def test_what_the_compiled_norm_does_not_take_goes_through_torch(given: tuple[to
     [
         (torch.randn(1, 2, 3, SIZE, dtype=torch.float64), torch.randn(1, 1, 3, SIZE, dtype=torch.float64)),
         (torch.randn(2, 2, 3, SIZE), torch.randn(1, 1, 3, SIZE)),
-        (torch.randn(1, 4, 3, SIZE)[:, ::2], torch.randn(1, 1, 3, SIZE)),
+        (torch.randn(1, 2, 3, 2 * SIZE)[..., ::2], torch.randn(1, 1, 3, SIZE)),
         (torch.randn(1, 2, 3, SIZE), torch.randn(1, 2, 3, SIZE)),
         (torch.randn(1, 2, 3, SIZE), torch.randn(1, 1, 1, SIZE)),
         (torch.randn(1, 2, 3, 80), torch.randn(1, 1, 3, 80)),
     ],
-    ids=["float64", "a batch", "every other head", "angles by head", "one angle for all", "not in halves"],
+    ids=["float64", "a batch", "every other number", "angles by head", "one angle for all", "not in halves"],
 )
 def test_what_the_compiled_rotation_does_not_take_goes_through_torch(
-    x: torch.Tensor, angles: torch.Tensor
+    x: torch.Tensor, angles: torch.Tensor, compiled_calls: list[str]
 ) -> None:
     cos, sin = angles.cos(), angles.sin()
     assert torch.equal(Rotation(32)(x, cos, sin), turn_of(x, cos, sin))
+    assert not compiled_calls
 
 
 def used_twice(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
     return weight * scaled + scaled
+
+
+def returned_as_well(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    weight * scaled
+    return scaled
 
 
 def of_something_else(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -135,7 +168,7 @@ def cubed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return weight * (x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-5))
 
 
-@pytest.mark.parametrize("forward", [used_twice, of_something_else, the_mean_of_all, cubed])
+@pytest.mark.parametrize("forward", [used_twice, returned_as_well, of_something_else, the_mean_of_all, cubed])
 def test_what_only_looks_like_a_norm_stays(forward: Forward) -> None:
     """And the control: the norm itself does not."""
     given = torch.randn(1, 3, SIZE), torch.randn(SIZE)

@@ -145,3 +145,24 @@ def test_a_replayed_step_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(replay, "compiled", wrong)
     assert "a replayed step of 1 rows is off by" in str(outcome(Model()))
+
+
+class Normed(nn.Module):
+    """A norm as models write it."""
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.ones(WIDTH) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_compiled_idioms_that_are_off_are_left_out_and_said(
+    off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_rows = pytest.importorskip("ferrum_mlx.backends.torch.cpu_rows", reason="numba is not installed")
+    if off:
+        monkeypatch.setattr(cpu_rows.Norm, "__call__", lambda norm, x, weight: x * 2)
+    model = Model(Normed())
+    replays = Replays(model, model, AdaptedLayers(model, []))
+    assert replays._record(1) is None
+    assert replays._record(2) is None
+    assert ("is off by" in replays.uncompiled) is off
