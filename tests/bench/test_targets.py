@@ -83,7 +83,7 @@ def test_every_test_that_a_row_reads_is_one_that_its_command_runs() -> None:
         decode(128, 128, 1, 512),
         decode(128, 2048, 1, 512),
         prefill(512, 0, 1),
-        decode(32, 8192, 1, 512),
+        decode(128, 8192, 1, 512),
     ]
     cases += [decode(64, depth, batch, 512) for depth, batch in ((128, 8), (128, 16), (128, 1), (2048, 1))]
     cases += [WORKLOADS[name]() for name in ("ragged", "admission")]
