@@ -19,7 +19,7 @@ class Norm:
     """weight · x / sqrt(mean(x²) + epsilon), over the last dimension."""
 
     def __init__(self, epsilon: float) -> None:
-        self._epsilon, self._compiled_epsilon = epsilon, np.float32(epsilon)
+        self._epsilon = epsilon
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         size = x.shape[-1]
@@ -27,7 +27,7 @@ class Norm:
             return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._epsilon))
         out = torch.empty_like(x)
         pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-        _normed(*pointers, x.numel() // max(size, 1), size, self._compiled_epsilon)
+        _normed(*pointers, x.numel() // max(size, 1), size, self._epsilon)
         return out
 
 
@@ -66,10 +66,10 @@ def _normed(x: Any, weight: Any, out: Any, rows: int, size: int, epsilon: Any) -
     scales = carray(pointer_to(weight, number), (size,))
     results = carray(pointer_to(out, number), (rows, size))
     for i in range(rows):
-        total = np.float32(0)
+        total = np.float64(0)  # in float32 an ill-conditioned row is half as far off again
         for j in range(size):
-            total += given[i, j] * given[i, j]
-        factor = np.float32(1) / np.sqrt(total / np.float32(size) + epsilon)
+            total += np.float64(given[i, j]) ** 2
+        factor = np.float32(1 / np.sqrt(total / size + epsilon))
         for j in range(size):
             results[i, j] = scales[j] * (given[i, j] * factor)
 

@@ -68,6 +68,12 @@ def test_a_norm_is_one_call(kind: Any, rows: int, compiled_calls: list[str]) -> 
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
+def test_a_norm_is_as_exact_as_float32_can_be() -> None:
+    x, weight = torch.randn(50, 1536) * 30, torch.randn(1536)
+    want = norm_of(x.double(), weight.double()).float()
+    torch.testing.assert_close(Norm(1e-5)(x, weight), want, rtol=2.5e-7, atol=0)
+
+
 def rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     by_head = (each.view(1, each.shape[1], -1, SIZE).transpose(1, 2) for each in (q, k))
     turned_q, turned_k = apply_rotary_pos_emb(*by_head, cos, sin)
